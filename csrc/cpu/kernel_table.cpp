@@ -1,0 +1,30 @@
+#include "cpu/kernel_table.h"
+
+#include "cpu/attention.h"
+#include "cpu/gather.h"
+#include "cpu/isa.h"
+#include "cpu/logits.h"
+#include "cpu/lse_merge.h"
+
+#define REGROW_STRING_OF(x) #x
+#define REGROW_STRING(x) REGROW_STRING_OF(x)
+
+REGROW_BEGIN_ISA
+
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    REGROW_STRING(REGROW_ISA),
+    attention_forward_workspace,
+    attention_forward,
+    attention_backward_workspace,
+    attention_backward,
+    lse_merge,
+    lse_merge_backward,
+    gather,
+    scatter,
+    logits_row_stats,
+    logits_pick,
+    logits_row_grad,
+};
+
+REGROW_END_ISA

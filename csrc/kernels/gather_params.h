@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace regrow {
+
+// out[i] = src[index[i]], rows of row_bytes bytes.
+struct GatherParams {
+  const void* src;       // [num_src_rows, row]
+  const int64_t* index;  // [num_rows]
+  void* out;             // [num_rows, row]
+  int64_t num_src_rows, num_rows;
+  int64_t row_bytes;
+};
+
+// out[r] = sum of src[i] over index[i] == r, in order of i.
+struct ScatterParams {
+  const void* src;       // [num_src_rows, row_size]
+  const int64_t* index;  // [num_src_rows]
+  void* out;             // [num_rows, row_size]
+  int64_t num_src_rows, num_rows;
+  int64_t row_size;  // elements
+  DType dtype;
+  int64_t* workspace;  // [num_rows + 1 + num_src_rows]: the sources of each row
+};
+
+}  // namespace regrow
