@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -58,7 +59,7 @@ inline Vector<T> broadcast(T x) {
 template <class T>
 inline Vector<T> load_first(const T* p, int count, T fill = T(0)) {
   Vector<T> x = broadcast(fill);
-  std::memcpy(&x, p, count * sizeof(T));
+  std::memcpy(&x, p, std::min(count, kLanes<T>) * sizeof(T));
   return x;
 }
 
@@ -81,24 +82,28 @@ inline Vector<T> max(Vector<T> a, Vector<T> b) {
   return a > b ? a : b;
 }
 
+// Lane i becomes lane i ^ kDistance.
+template <class T, int kDistance>
+inline Vector<T> exchange_lanes(Vector<T> x) {
+  return __builtin_shuffle(x, iota<IntOf<T>>() ^ IntOf<T>(kDistance));
+}
+
 // A fixed tree over the lanes: the same order on every run.
-template <class T>
+template <class T, int kDistance = kLanes<T> / 2>
 inline T reduce_add(Vector<T> x) {
-  T lanes[kLanes<T>];
-  store(lanes, x);
-  for (int half = kLanes<T> / 2; half >= 1; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
+  if constexpr (kDistance == 0)
+    return x[0];
+  else
+    return reduce_add<T, kDistance / 2>(x + exchange_lanes<T, kDistance>(x));
 }
 
 // NaN lanes are passed over: a NaN score reaches the result through its weight.
-template <class T>
+template <class T, int kDistance = kLanes<T> / 2>
 inline T reduce_max(Vector<T> x) {
-  T lanes[kLanes<T>];
-  store(lanes, x);
-  for (int half = kLanes<T> / 2; half >= 1; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i + half] > lanes[i] ? lanes[i + half] : lanes[i];
-  return lanes[0];
+  if constexpr (kDistance == 0)
+    return x[0];
+  else
+    return reduce_max<T, kDistance / 2>(max<T>(x, exchange_lanes<T, kDistance>(x)));
 }
 
 template <class T>

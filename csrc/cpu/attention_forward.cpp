@@ -1,0 +1,273 @@
+#include <cmath>
+
+#include "cpu/attention.h"
+#include "cpu/attention_tile.h"
+#include "cpu/matmul.h"
+
+REGROW_BEGIN_ISA
+namespace {
+
+// Packed keys and values of the whole call, and the pieces of split query tiles.
+template <class P>
+struct Shared {
+  using Acc = typename P::Acc;
+  typename P::Element* k;  // [kv_heads, key tiles] operand B, a column a key
+  typename P::Element* v;  // [kv_heads, key tiles] operand B, a row a key
+  KeyMasks<Acc> masks;
+  Acc* slot_out;  // [slots, kv_heads, max_rows, value_dim]
+  Acc* slot_lse;  // [slots, kv_heads, max_rows] natural log
+
+  void carve(Arena& arena, const Geometry<P>& g) {
+    const int64_t tiles = int64_t(g.kv_heads) * g.header.num_key_tiles;
+    k = arena.take<typename P::Element>(tiles * g.key_columns(g.head_dim));
+    v = arena.take<typename P::Element>(tiles * g.key_rows(g.value_dim));
+    masks.carve(arena, g.header);
+    const int64_t slot_rows = int64_t(g.header.num_slots) * g.kv_heads * g.max_rows;
+    slot_out = arena.take<Acc>(slot_rows * g.value_dim);
+    slot_lse = arena.take<Acc>(slot_rows);
+  }
+};
+
+// What one worker needs for one query tile.
+template <class P>
+struct Scratch {
+  using Acc = typename P::Acc;
+  static constexpr int kWidth = kLanes<Acc>;
+
+  QueryPositions<Acc> queries;
+  typename P::Element* q;        // [max_rows] operand A
+  Acc* scores;                   // [max_rows, key_tile]
+  typename P::Element* weights;  // [max_rows, key_tile] operand A
+  Acc* out;                      // [max_rows, padded value_dim]
+  Acc* maximum;                  // [max_rows] of the scores so far, log2
+  Acc* factor;                   // [max_rows] for what came before the maximum changed
+  Acc* sum;                      // [max_rows, kWidth] of the weights so far, lane by lane
+
+  void carve(Arena& arena, const Geometry<P>& g) {
+    const int64_t rows = g.max_rows + kWidth;  // factors are computed a vector at a time
+    queries.carve(arena, g.header);
+    q = arena.take<typename P::Element>(rows * elements<P>(g.head_dim));
+    scores = arena.take<Acc>(rows * g.header.key_tile);
+    weights = arena.take<typename P::Element>(rows * elements<P>(g.header.key_tile));
+    out = arena.take<Acc>(rows * g.padded_value_dim());
+    maximum = arena.take<Acc>(rows);
+    factor = arena.take<Acc>(rows);
+    sum = arena.take<Acc>(rows * kWidth);
+  }
+};
+
+template <class P, bool kGeneral>
+class Forward {
+  using Acc = typename P::Acc;
+  using Element = typename P::Element;
+  static constexpr int kWidth = kLanes<Acc>;
+
+ public:
+  Forward(const AttentionForwardParams& p, int num_workers) : p_(p), g_(p), scale_(p), num_workers_(num_workers) {}
+
+  int64_t carve(void* workspace) {
+    Arena arena(workspace);
+    shared_.carve(arena, g_);
+    Arena measure(nullptr);
+    Scratch<P>().carve(measure, g_);
+    scratch_bytes_ = measure.bytes();
+    scratch_ = arena.take<char>(scratch_bytes_ * num_workers_);
+    return arena.bytes();
+  }
+
+  void run(const Executor& executor) {
+    carve(p_.workspace);
+    shared_.masks.fill(p_.rectangle, p_.plan);
+    executor.for_each(int64_t(g_.header.num_key_tiles) * g_.kv_heads,
+                      [&](int64_t task, int) { pack_keys(int(task / g_.kv_heads), int(task % g_.kv_heads)); });
+    executor.for_each(int64_t(g_.header.num_forward_items) * g_.kv_heads, [&](int64_t task, int worker) {
+      attend(p_.plan.forward_items()[task / g_.kv_heads], int(task % g_.kv_heads), worker);
+    });
+    executor.for_each(int64_t(g_.header.num_merges) * g_.kv_heads, [&](int64_t task, int) {
+      merge(p_.plan.merges()[task / g_.kv_heads], int(task % g_.kv_heads));
+    });
+  }
+
+ private:
+  void pack_keys(int tile, int head) {
+    const int64_t index = int64_t(head) * g_.header.num_key_tiles + tile;
+    const int keys = g_.keys(tile);
+    const int64_t first = int64_t(tile) * g_.header.key_tile;
+    pack_as_columns<P>(shared_.k + index * g_.key_columns(g_.head_dim), p_.k,
+                       {first, keys, head, 1, g_.head_dim, shared_.masks.unseen}, g_.header.key_tile);
+    pack_as_rows<P>(shared_.v + index * g_.key_rows(g_.value_dim), p_.v,
+                    {first, keys, head, 1, g_.value_dim, shared_.masks.unseen}, g_.header.key_tile);
+  }
+
+  void attend(const ForwardItem& item, int head, int worker) {
+    Scratch<P> s;
+    Arena arena(scratch_ + worker * scratch_bytes_);
+    s.carve(arena, g_);
+    const int tokens = g_.query_tokens(item.query_tile);
+    const int rows = tokens * g_.group;
+    const int64_t first_query = int64_t(item.query_tile) * g_.header.query_tile;
+    s.queries.fill(p_.rectangle, first_query, tokens);
+    pack_rows<P>(s.q, p_.q, {first_query, tokens, head * g_.group, g_.group, g_.head_dim});
+    std::fill(s.maximum, s.maximum + rows, -kInfinity<Acc>);
+    std::fill(s.sum, s.sum + int64_t(rows) * kWidth, Acc(0));
+    std::fill(s.out, s.out + int64_t(rows) * g_.padded_value_dim(), Acc(0));
+
+    for (int i = item.run_begin; i < item.run_end; ++i) {
+      const TileRun& run = p_.plan.forward_runs()[i];
+      for (int tile = run.begin; tile < run.end; ++tile) attend_tile(s, tile, head, tokens, run.partial);
+    }
+    store_rows(s, item, head, tokens);
+  }
+
+  void attend_tile(Scratch<P>& s, int tile, int head, int tokens, bool partial) {
+    const int rows = tokens * g_.group, keys = g_.keys(tile), key_tile = g_.header.key_tile;
+    const int64_t first_key = int64_t(tile) * key_tile, first_position = p_.rectangle.key_start + first_key;
+    const Columns columns = visible_columns<P>(keys, partial, first_position, shared_.masks.end + first_key,
+                                               s.queries.position[0], s.queries.position[tokens - 1]);
+    const int64_t index = int64_t(head) * g_.header.num_key_tiles + tile;
+    const int depth = elements<P>(g_.head_dim), skipped = columns.begin / P::kPack;
+    const MatrixA<P> q = {s.q, depth}, weights = {s.weights + skipped, elements<P>(key_tile)};
+    const MatrixB<P> k = {shared_.k + index * g_.key_columns(g_.head_dim) + int64_t(columns.begin) * depth, depth};
+    const MatrixB<P> v = {shared_.v + index * g_.key_rows(g_.value_dim) + skipped * kPanel<P>, elements<P>(key_tile)};
+
+    multiply<P, Into::kReplace, false>({s.scores + columns.begin, key_tile}, q, k, rows, columns.count(), depth);
+    const TileMask<Acc, kGeneral> mask = {s.queries.position,
+                                          s.queries.depth,
+                                          shared_.masks.end + first_key,
+                                          shared_.masks.depth + first_key,
+                                          first_position,
+                                          p_.rectangle.window};
+    const bool masked = partial || keys < key_tile;
+    scale_and_mask(s, mask, tokens, columns, masked);
+    update_maximum(s, rows);
+    take_weights(s, rows, columns);
+    multiply<P, Into::kScaleAdd, false>({s.out, g_.padded_value_dim()}, weights, v, rows, g_.value_dim,
+                                        elements<P>(columns.count()), s.factor);
+  }
+
+  // Scores to log2 units, -inf where the mask says so; leaves each row's maximum in `factor`.
+  void scale_and_mask(Scratch<P>& s, const TileMask<Acc, kGeneral>& mask, int tokens, Columns columns, bool masked) {
+    const bool capped = kGeneral && p_.softcap != 0;
+    for (int row = 0; row < tokens * g_.group; ++row) {
+      Acc* scores = s.scores + int64_t(row) * g_.header.key_tile;
+      Vector<Acc> maximum = broadcast(-kInfinity<Acc>);
+      for (int column = columns.begin; column < columns.end; column += kWidth) {
+        Vector<Acc> x = load(scores + column);
+        x = capped ? tanh<Acc>(x * scale_.over_cap) * scale_.cap_log2 : x * scale_.log2;
+        if (masked) x = mask.visible(row % tokens, column) ? x : broadcast(-kInfinity<Acc>);
+        maximum = max<Acc>(x, maximum);
+        store(scores + column, x);
+      }
+      s.factor[row] = reduce_max<Acc>(maximum);
+    }
+  }
+
+  void update_maximum(Scratch<P>& s, int rows) {
+    for (int row = 0; row < rows; row += kWidth) {
+      const Vector<Acc> before = load(s.maximum + row);
+      const Vector<Acc> now = max<Acc>(load(s.factor + row), before);
+      store(s.maximum + row, now);
+      // A row that has seen nothing stays at -inf; -inf - (-inf) would be NaN.
+      const Vector<Acc> reference = now == -kInfinity<Acc> ? Vector<Acc>{} : now;
+      store(s.factor + row, exp2<Acc>(before - reference));
+    }
+  }
+
+  // Scores become weights, rounded for the product; their sum is not.
+  void take_weights(Scratch<P>& s, int rows, Columns columns) {
+    for (int row = 0; row < rows; ++row) {
+      const Acc* scores = s.scores + int64_t(row) * g_.header.key_tile;
+      Element* weights = s.weights + int64_t(row) * elements<P>(g_.header.key_tile);
+      const Acc maximum = s.maximum[row] == -kInfinity<Acc> ? Acc(0) : s.maximum[row];
+      Vector<Acc> sum = load(s.sum + int64_t(row) * kWidth) * s.factor[row];
+      for (int column = columns.begin; column < columns.end; column += kPanel<P>) {
+        const Vector<Acc> left = exp2<Acc>(load(scores + column) - maximum);
+        const Vector<Acc> right = exp2<Acc>(load(scores + column + kWidth) - maximum);
+        sum += left + right;
+        P::store_row(weights + column / P::kPack, left, right);
+      }
+      store(s.sum + int64_t(row) * kWidth, sum);
+    }
+  }
+
+  void store_rows(const Scratch<P>& s, const ForwardItem& item, int head, int tokens) {
+    for (int row = 0; row < tokens * g_.group; ++row) {
+      const Acc* out = s.out + int64_t(row) * g_.padded_value_dim();
+      const Acc sum = reduce_add<Acc>(load(s.sum + int64_t(row) * kWidth));
+      const bool seen = s.maximum[row] != -kInfinity<Acc>;
+      const Acc lse = seen ? s.maximum[row] * Acc(kLn2) + std::log(sum) : -kInfinity<Acc>;
+      const Acc inverse = seen ? 1 / sum : Acc(0);
+      if (item.slot >= 0) {
+        const int64_t slot_row = (int64_t(item.slot) * g_.kv_heads + head) * g_.max_rows + row;
+        shared_.slot_lse[slot_row] = lse;
+        for (int i = 0; i < g_.value_dim; ++i) shared_.slot_out[slot_row * g_.value_dim + i] = out[i] * inverse;
+      } else {
+        finish_row(out, inverse, lse, item.query_tile, head, tokens, row);
+      }
+    }
+  }
+
+  // Lets the sink in and writes a row: out = values * factor.
+  void finish_row(const Acc* values, Acc factor, Acc lse, int tile, int head, int tokens, int row) {
+    const int query_head = head * g_.group + row / tokens;
+    const int64_t query = int64_t(tile) * g_.header.query_tile + row % tokens;
+    if (p_.sinks) {
+      const Acc sink = static_cast<const Acc*>(p_.sinks)[query_head];
+      const Acc top = std::max(lse, sink);
+      const Acc total = top == -kInfinity<Acc> ? top : top + std::log(std::exp(lse - top) + std::exp(sink - top));
+      if (lse != -kInfinity<Acc>) factor *= std::exp(lse - total);
+      lse = total;
+    }
+    static_cast<Acc*>(p_.lse)[query_head * p_.rectangle.num_queries + query] = lse;
+    with_storage(p_.out_dtype, [&]<class S>() {
+      using Compute = ComputeOf<S>;
+      S* to = static_cast<S*>(p_.out) + (query * p_.query_heads + query_head) * p_.value_dim;
+      if constexpr (std::is_same_v<Compute, Acc>) {
+        for (int i = 0; i < p_.value_dim; i += kWidth)
+          write_first<S>(to + i, load_first(values + i, std::min(kWidth, p_.value_dim - i)) * factor, p_.value_dim - i);
+      }
+    });
+  }
+
+  // The pieces of a split query tile, in key order.
+  void merge(const ForwardMerge& m, int head) {
+    const int tokens = g_.query_tokens(m.query_tile);
+    for (int row = 0; row < tokens * g_.group; ++row) {
+      const auto slot_row = [&](int slot) { return (int64_t(slot) * g_.kv_heads + head) * g_.max_rows + row; };
+      Acc top = -kInfinity<Acc>;
+      for (int slot = m.slot_begin; slot < m.slot_end; ++slot) {
+        const Acc lse = shared_.slot_lse[slot_row(slot)];
+        if (!(lse <= top)) top = lse;  // a NaN stays
+      }
+      Acc values[256] = {}, sum = 0;
+      for (int slot = m.slot_begin; slot < m.slot_end && top != -kInfinity<Acc>; ++slot) {
+        const Acc weight = std::exp(shared_.slot_lse[slot_row(slot)] - top);
+        const Acc* out = shared_.slot_out + slot_row(slot) * g_.value_dim;
+        sum += weight;
+        for (int i = 0; i < g_.value_dim; ++i) values[i] += out[i] * weight;
+      }
+      const bool seen = top != -kInfinity<Acc>;
+      finish_row(values, seen ? 1 / sum : Acc(0), seen ? top + std::log(sum) : top, m.query_tile, head, tokens, row);
+    }
+  }
+
+  const AttentionForwardParams& p_;
+  Geometry<P> g_;
+  ScoreScale<Acc> scale_;
+  int num_workers_;
+  Shared<P> shared_ = {};
+  char* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace
+
+int64_t attention_forward_workspace(const AttentionForwardParams& p, int num_workers) {
+  return with_operands(p, [&]<class P, bool kGeneral>() { return Forward<P, kGeneral>(p, num_workers).carve(nullptr); });
+}
+
+void attention_forward(const AttentionForwardParams& p, const Executor& executor) {
+  with_operands(p, [&]<class P, bool kGeneral>() { Forward<P, kGeneral>(p, executor.num_workers).run(executor); });
+}
+
+REGROW_END_ISA

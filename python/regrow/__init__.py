@@ -1,0 +1,28 @@
+"""regrow: packed prefix-tree attention, activation replay and draft co-training for RL post-training."""
+
+from regrow import _load  # noqa: F401  (registers torch.ops.regrow)
+from regrow import reference
+from regrow.attention import LseMerge, TreeAttention, lse_merge, tree_attention
+from regrow.gather import ReplayGather, ReplayScatter, replay_gather, replay_scatter
+from regrow.logprobs import TreeLogprobs, row_logprobs, tree_logprobs
+from regrow.plan import plan
+from regrow.tree import PrefixTree
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LseMerge",
+    "PrefixTree",
+    "ReplayGather",
+    "ReplayScatter",
+    "TreeAttention",
+    "TreeLogprobs",
+    "lse_merge",
+    "plan",
+    "reference",
+    "replay_gather",
+    "replay_scatter",
+    "row_logprobs",
+    "tree_attention",
+    "tree_logprobs",
+]

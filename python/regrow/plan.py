@@ -1,0 +1,61 @@
+"""Plans: which tiles of a rectangle to compute, in which pieces and in which order, as one int32 tensor."""
+
+import torch
+
+from regrow._load import _C
+
+
+def plan(
+    tree, *, query_heads, kv_heads, window=None, query_start=0, num_queries=None, query_index=None, key_start=0, num_keys=None
+):  # fmt: skip
+    """The plan of a rectangle of the tree's axis, made on the host in O(tokens + tiles) and kept by the tree.
+
+    query_heads, kv_heads: of q and of k and v. window: positions a query looks back, itself included, or None.
+    Queries are the `num_queries` tokens from `query_start`, or those of `query_index` [Tq] (int64, sorted, on any
+    device: one on an accelerator costs a synchronisation); keys are the `num_keys` tokens from `key_start`. The
+    defaults are all tokens. Returns an int32 tensor on the tree's device.
+
+    Raises ValueError for a rectangle that leaves the axis or a `query_index` that is not sorted.
+
+        plan = regrow.plan(tree, query_heads=8, kv_heads=2)
+        out = regrow.tree_attention(q, k, v, tree, plan=plan)
+    """
+    if query_index is None and num_queries is None:
+        num_queries = tree.num_tokens - query_start
+    if num_keys is None:
+        num_keys = tree.num_tokens - key_start
+    key = _key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys)
+    if query_index is None and key in tree.plans:
+        return tree.plans[key]
+    if window is not None and window <= 0:
+        raise ValueError(f"window must be positive, or None for none, got {window}")
+    if kv_heads <= 0 or query_heads <= 0 or query_heads % kv_heads:
+        raise ValueError(
+            f"the {query_heads} query heads must be a positive multiple of the {kv_heads} KV heads"
+        )
+    words = _C.build_cpu_plan(
+        tree.host_subtree_end.numpy(),
+        tree.host_position_ids.numpy(),
+        None if query_index is None else query_index.cpu().numpy(),
+        query_start,
+        0 if num_queries is None else num_queries,
+        key_start,
+        num_keys,
+        window or 0,
+        query_heads,
+        kv_heads,
+    )
+    made = torch.from_numpy(words).to(tree.subtree_end.device)
+    if query_index is None:
+        tree.plans[key] = made
+    return made
+
+
+def cached_plan(tree, *, query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):
+    """The plan that the tree keeps for this rectangle, or None. Only attribute and dict reads, which compile."""
+    return tree.plans.get(_key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys))
+
+
+def _key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):
+    # Tiles depend on the heads of a group only.
+    return (query_heads // max(kv_heads, 1), window, query_start, num_queries, key_start, num_keys)
