@@ -3,7 +3,8 @@
 import numpy as np
 
 _BLOCKS = 512  # the mask is drawn at this resolution at most, whatever the size of the tree
-_GRID = 512  # nodes that fall on the same cells of this grid are drawn once
+_MAX_NODES = 4096  # of more nodes, those on the same cells of a grid are drawn once
+_GRID = 512
 _MAX_LABELS = 48
 _LABEL_SHARE = 0.03  # of an axis: smaller rectangles get no label
 
@@ -60,45 +61,60 @@ def _draw_tree(tree, figure, axes):
 
     counts = (tree.num_sequences, "sequences"), (tree.num_nodes, "nodes"), (tree.num_tokens, "tokens")
     axes.set_title(", ".join(f"{count:,} {what}" for count, what in counts), fontsize=10)
-    axes.set_xlabel("position on the path (tokens)")
-    axes.set_ylabel("leaves")
+    _label_axes(axes, "position on the path (tokens)", "leaves")
     if tree.num_tokens == 0:
         return
     leaf, below, depth, length = node_rectangles(tree)
     width, height = int((depth + length).max()), int((leaf + below).max())
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
+    corners = np.stack([depth, leaf, depth + length, leaf + below], 1)
+    if tree.num_nodes > _MAX_NODES:
+        cell = np.array([width, height, width, height]) / _GRID
+        corners = np.stack([*np.floor(corners[:, :2] / cell[:2]).T, *np.ceil(corners[:, 2:] / cell[2:]).T], 1)
+        corners, kept = np.unique(corners, axis=0, return_index=True)
+        corners, below_kept = corners * cell, below[kept]
+    else:
+        below_kept = below
 
-    # At least a cell wide, so that a single token under a long prompt is still seen.
-    cell_x, cell_y = width / _GRID, height / _GRID
-    right, bottom = -(-(depth + length) // cell_x), -(-(leaf + below) // cell_y)
-    corners = np.stack([depth // cell_x, leaf // cell_y, right, bottom], 1)
-    corners, kept = np.unique(corners, axis=0, return_index=True)
-    x0, y0, x1, y1 = (corners * [cell_x, cell_y, cell_x, cell_y]).T
-    x1 = np.maximum(x1, x0 + min(3 * cell_x, width / 8))
-    shapes = np.stack([np.stack([x0, y0], 1), np.stack([x1, y0], 1), np.stack([x1, y1], 1), np.stack([x0, y1], 1)], 1)
+    x0, y0, x1, y1 = corners.T
+    # A single token under a long prompt must still be seen.
+    x1 = np.where(below_kept == 1, np.maximum(x1, x0 + width / 64), x1)
     boxes = PolyCollection(
-        shapes, array=below[kept], norm=LogNorm(1, max(2, height)), cmap="YlGnBu",
-        edgecolors="white", linewidths=1 if len(kept) <= 256 else 0,
+        np.stack([x0, y0, x1, y0, x1, y1, x0, y1], 1).reshape(-1, 4, 2), array=below_kept, cmap="YlGnBu",
+        norm=LogNorm(1, max(2, height)), edgecolors="0.7", linewidths=1 if len(corners) <= 128 else 0,
     )  # fmt: skip
     axes.add_collection(boxes)
-    figure.colorbar(boxes, ax=axes, label="leaves that share the node", shrink=0.8)
-    for x, y, w, h, n in zip(depth, leaf, length, below, length, strict=True) if tree.num_nodes <= _MAX_LABELS else ():
+    axes.set_xlim(0, x1.max())
+    axes.set_ylim(height, 0)
+    ticks = np.unique(np.geomspace(1, max(2, height), 6).round())
+    bar = figure.colorbar(
+        boxes, ax=axes, label="leaves that share the node", shrink=0.8, ticks=ticks, format="{x:,.0f}"
+    )
+    bar.minorticks_off()
+    for x, y, w, h in zip(depth, leaf, length, below, strict=True) if tree.num_nodes <= _MAX_LABELS else ():
         if w >= _LABEL_SHARE * width and h >= _LABEL_SHARE * height:
             box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
-            axes.text(x + w / 2, y + h / 2, f"{n:,}", ha="center", va="center", fontsize=8, bbox=box)
+            axes.text(x + w / 2, y + h / 2, f"{w:,}", ha="center", va="center", fontsize=8, bbox=box)
 
 
 def _draw_mask(tree, axes):
-    axes.set_xlabel("key (axis position)")
-    axes.set_ylabel("query (axis position)")
+    _label_axes(axes, "key (axis position)", "query (axis position)")
     if tree.num_tokens == 0:
         return
     density, size = mask_density(tree)
     axes.set_title(f"mask: {tree.attention_pairs()[0] / tree.num_tokens**2:.2%} of all pairs are visible", fontsize=10)
-    # What is seen at all must not fade to white: any visible pair starts at a quarter of the scale.
-    shade = np.where(density > 0, 0.25 + 0.75 * density, 0)
+    # What is seen at all must not fade to white: any visible pair starts well up the scale.
+    shade = np.where(density > 0, 0.4 + 0.6 * density, 0)
     extent = (0, density.shape[1] * size, density.shape[0] * size, 0)
     axes.imshow(shade, cmap="Blues", vmin=0, vmax=1.15, extent=extent, interpolation="nearest")
     axes.set_xlim(0, tree.num_tokens)
     axes.set_ylim(tree.num_tokens, 0)
+
+
+def _label_axes(axes, x_label, y_label):
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator("auto", integer=True))
+        axis.set_major_formatter("{x:,.0f}")

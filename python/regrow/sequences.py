@@ -8,6 +8,7 @@ import torch
 from regrow._load import _C
 
 _FLAT = "give each sequence as one flat list, array or tensor of integer token ids"
+_SHORT = 4096  # tokens per sequence on average, below which .numpy() costs more than it saves
 _PACKED = "give (tokens, cu_seqlens) as two 1-D integer tensors"
 
 
@@ -43,26 +44,31 @@ def _join(sequences):
     if isinstance(sequences[0], torch.Tensor):
         if not all(map(operator.attrgetter("is_cpu"), sequences)):
             sequences = [sequence.cpu() for sequence in sequences]
-        torch.cat(sequences, out=torch.from_numpy(tokens))
-    else:
-        np.concatenate(sequences, out=tokens, casting="unsafe")
+        if tokens.size < _SHORT * len(sequences):
+            torch.cat(sequences, out=torch.from_numpy(tokens))
+            return tokens, cu_seqlens
+        # torch would start threads for each and wait for them: 10 x the time where others keep the cores busy.
+        sequences = [sequence.numpy() for sequence in sequences]
+    np.concatenate(sequences, out=tokens, casting="unsafe")
     return tokens, cu_seqlens
 
 
 def to_int64(values, name, remedy):
     """A list, array or tensor as a contiguous int64 array; ValueError with the remedy unless it is 1-D and integer."""
     if isinstance(values, torch.Tensor):
-        if values.dtype == torch.bfloat16:  # which NumPy does not know
-            values = values.float()
-        values = values.detach().cpu().numpy()
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{name} is ragged: {remedy}") from error
-    if array.ndim != 1:
-        raise ValueError(f"{name} has {array.ndim} dimensions: {remedy}")
-    if array.size and not _is_integer(array.dtype):  # an empty list has no dtype of its own
-        raise ValueError(f"{name} holds {array.dtype}, not integers: {remedy}")
+        array, dtype, rank, size = None, values.dtype, values.dim(), values.numel()
+    else:
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(f"{name} is ragged: {remedy}") from error
+        dtype, rank, size = array.dtype, array.ndim, array.size
+    if rank != 1:
+        raise ValueError(f"{name} has {rank} dimensions: {remedy}")
+    if size and not _is_integer(dtype):  # an empty list has no dtype of its own
+        raise ValueError(f"{name} holds {dtype}, not integers: {remedy}")
+    if array is None:
+        return values.detach().to("cpu", torch.int64).contiguous().numpy()
     return np.ascontiguousarray(array, np.int64)
 
 
