@@ -34,7 +34,7 @@ py::dict describe(const Preorder& order, const std::vector<int64_t>& last, const
   {
     int64_t* gather = gather_index.mutable_data();
     const int64_t* start = cu_seqlens.data();
-    auto *end = subtree_end.mutable_data();
+    auto* end = subtree_end.mutable_data();
     auto *position = position_ids.mutable_data(), *parent = parent_index.mutable_data();
     py::gil_scoped_release release;
     fill_token_arrays(order, end, position, parent);
@@ -79,12 +79,14 @@ py::dict tree_from_nodes(const Tokens& parent, const Tokens& lengths, const std:
   const Preorder order = number_preorder(view(parent), view(lengths));
   const std::vector<int64_t> last = leaves_in_input_order(order);
   std::vector<int64_t> sequence_lengths(last.size());
-  std::transform(last.begin(), last.end(), sequence_lengths.begin(), [&](int64_t node) { return order.end_depth(node); });
+  std::transform(last.begin(), last.end(), sequence_lengths.begin(),
+                 [&](int64_t node) { return order.end_depth(node); });
 
   py::object packed = py::none();
   if (tokens) {
-    CHECK(tokens->size() == order.num_tokens(), "tokens has ", tokens->size(), " entries, the nodes' lengths add up to ",
-          order.num_tokens(), ": give every node's tokens, in the order of the nodes");
+    CHECK(tokens->size() == order.num_tokens(), "tokens has ", tokens->size(),
+          " entries, the nodes' lengths add up to ", order.num_tokens(),
+          ": give every node's tokens, in the order of the nodes");
     const auto bad = std::ranges::find_if(view(*tokens), [](int64_t token) { return token < 0; });
     CHECK(bad == view(*tokens).end(), "tokens[", bad - view(*tokens).begin(), "] is the negative token ", *bad,
           ": cut padding and label masks off first");
@@ -125,7 +127,8 @@ py::tuple concatenate_lists(const py::list& sequences) {
   Tokens cu_seqlens(sequences.size() + 1);
   int64_t* starts = cu_seqlens.mutable_data();
   starts[0] = 0;
-  for (size_t s = 0; s < sequences.size(); ++s) starts[s + 1] = starts[s] + PySequence_Fast_GET_SIZE(sequences[s].ptr());
+  for (size_t s = 0; s < sequences.size(); ++s)
+    starts[s + 1] = starts[s] + PySequence_Fast_GET_SIZE(sequences[s].ptr());
   Tokens tokens(starts[sequences.size()]);
   int64_t* destination = tokens.mutable_data();
   for (size_t s = 0; s < sequences.size(); ++s) {

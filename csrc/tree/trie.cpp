@@ -53,8 +53,10 @@ void ChildTable::insert(int32_t group, int64_t token, int32_t node) {
 
 Trie::Trie(std::span<const int64_t> tokens, std::span<const int64_t> cu_seqlens)
     : tokens_(tokens), cu_seqlens_(cu_seqlens), table_(max_table_entries(cu_seqlens)) {
-  CHECK(cu_seqlens.size() > 1, "there are no sequences: pass at least one, or make the empty tree by from_nodes([], [])");
-  CHECK(cu_seqlens[0] == 0, "cu_seqlens starts at ", cu_seqlens[0], ", so sequence 0 misses tokens: it must start at 0");
+  CHECK(cu_seqlens.size() > 1,
+        "there are no sequences: pass at least one, or make the empty tree by from_nodes([], [])");
+  CHECK(cu_seqlens[0] == 0, "cu_seqlens starts at ", cu_seqlens[0],
+        ", so sequence 0 misses tokens: it must start at 0");
   const auto num_sequences = static_cast<int64_t>(cu_seqlens.size()) - 1;
   const auto num_dense = static_cast<int64_t>(tokens.size());
   for (int64_t s = 0; s < num_sequences; ++s) {

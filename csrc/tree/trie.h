@@ -41,7 +41,7 @@ class Trie {
 
  private:
   struct Node {
-    int64_t begin;     // where in tokens_ one copy of its tokens stands
+    int64_t begin;  // where in tokens_ one copy of its tokens stands
     int64_t length;
     int32_t siblings;  // the group it is in
     int32_t children;  // the group it owns, -1 at a leaf

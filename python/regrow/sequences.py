@@ -38,10 +38,11 @@ def concatenate(sequences):
 
 
 def _join(sequences):
+    tensors = isinstance(sequences[0], torch.Tensor)
     cu_seqlens = np.zeros(len(sequences) + 1, np.int64)
-    np.cumsum(list(map(len, sequences)), out=cu_seqlens[1:])
+    np.cumsum(list(map(torch.Tensor.numel if tensors else len, sequences)), out=cu_seqlens[1:])  # len(tensor): 0.5 us
     tokens = np.empty(cu_seqlens[-1], np.int64)  # NumPy asks for huge pages, torch does not
-    if isinstance(sequences[0], torch.Tensor):
+    if tensors:
         if not all(map(operator.attrgetter("is_cpu"), sequences)):
             sequences = [sequence.cpu() for sequence in sequences]
         if tokens.size < _SHORT * len(sequences):
