@@ -20,7 +20,7 @@ static py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end,
   r.subtree_end = subtree_end.data();
   r.position_ids = position_ids.data();
   r.num_tokens = subtree_end.size();
-  r.query_index = query_index ? query_index->data() : nullptr;
+  r.query_index = query_index && query_index->size() ? query_index->data() : nullptr;  // an empty one has no address
   r.query_start = query_start;
   r.num_queries = query_index ? query_index->size() : num_queries;
   r.key_start = key_start;
@@ -36,8 +36,12 @@ static py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end,
   return plan;
 }
 
+namespace regrow {
+
 void bind_plan(py::module_& m) {
   m.def("build_cpu_plan", &build_cpu_plan, py::arg("subtree_end"), py::arg("position_ids"), py::arg("query_index"),
         py::arg("query_start"), py::arg("num_queries"), py::arg("key_start"), py::arg("num_keys"), py::arg("window"),
         py::arg("query_heads"), py::arg("kv_heads"));
 }
+
+}  // namespace regrow

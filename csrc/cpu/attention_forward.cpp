@@ -194,7 +194,7 @@ class Forward {
     for (int row = 0; row < tokens * g_.group; ++row) {
       const Acc* out = s.out + int64_t(row) * g_.padded_value_dim();
       const Acc sum = reduce_add<Acc>(load(s.sum + int64_t(row) * kWidth));
-      const bool seen = s.maximum[row] != -kInfinity<Acc>;
+      const bool seen = s.maximum[row] != -kInfinity<Acc> || sum != 0;  // a NaN score has a weight but is no maximum
       const Acc lse = seen ? s.maximum[row] * Acc(kLn2) + std::log(sum) : -kInfinity<Acc>;
       const Acc inverse = seen ? 1 / sum : Acc(0);
       if (item.slot >= 0) {
@@ -237,7 +237,7 @@ class Forward {
       Acc top = -kInfinity<Acc>;
       for (int slot = m.slot_begin; slot < m.slot_end; ++slot) {
         const Acc lse = shared_.slot_lse[slot_row(slot)];
-        if (!(lse <= top)) top = lse;  // a NaN stays
+        if (!(lse <= top) && top == top) top = lse;  // a NaN stays
       }
       Acc values[256] = {}, sum = 0;
       for (int slot = m.slot_begin; slot < m.slot_end && top != -kInfinity<Acc>; ++slot) {

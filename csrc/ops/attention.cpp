@@ -1,6 +1,9 @@
 // Attention ops on the CPU: validation, allocation, and the call of the chosen kernels.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <tuple>
 
 #include "cpu/kernel_table.h"
@@ -88,12 +91,14 @@ Rectangle rectangle_of(const Call& c) {
   r.num_keys = c.k.size(0);
   r.query_start = c.query_start;
   r.key_start = c.key_start;
-  r.window = c.window.value_or(0);
+  // Wider than any path is as good as none, and kernels compare depths as int32.
+  r.window = std::min<int64_t>(c.window.value_or(0), std::numeric_limits<int32_t>::max());
   if (c.query_index) {
     check_integers(*c.query_index, ScalarType::Long, "query_index");
     CHECK(c.query_index->size(0) == r.num_queries, "query_index has ", c.query_index->size(0), " entries, q has ",
           r.num_queries, " rows");
-    r.query_index = c.query_index->const_data_ptr<int64_t>();
+    // An empty index has no address: it counts as the empty interval, as in the planner's binding.
+    if (r.num_queries) r.query_index = c.query_index->const_data_ptr<int64_t>();
   }
   return r;
 }

@@ -37,10 +37,10 @@ int32_t checksum_of_queries(const Rectangle& r) { return r.query_index ? checksu
 void check_rectangle(const Rectangle& r) {
   CHECK(r.num_tokens <= std::numeric_limits<int32_t>::max(), "a tree holds at most 2^31 - 1 tokens, got ",
         r.num_tokens, ": split it into several");
-  CHECK(r.key_start >= 0 && r.key_start + r.num_keys <= r.num_tokens, "keys [", r.key_start, ", ",
+  CHECK(r.key_start >= 0 && r.num_keys >= 0 && r.key_start + r.num_keys <= r.num_tokens, "keys [", r.key_start, ", ",
         r.key_start + r.num_keys, ") leave the axis of ", r.num_tokens, " tokens");
   if (!r.query_index) {
-    CHECK(r.query_start >= 0 && r.query_start + r.num_queries <= r.num_tokens, "queries [", r.query_start, ", ",
+    CHECK(r.query_start >= 0 && r.num_queries >= 0 && r.query_start + r.num_queries <= r.num_tokens, "queries [", r.query_start, ", ",
           r.query_start + r.num_queries, ") leave the axis of ", r.num_tokens, " tokens");
   }
   for (int64_t i = 0; r.query_index && i < r.num_queries; ++i) {
