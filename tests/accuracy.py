@@ -15,7 +15,8 @@ def assert_accurate(ours, plain, oracle, *, per_row=False, what="result"):
     _assert_same_pattern(ours, oracle, what)
     if oracle.numel() == 0:
         return
-    unit = torch.finfo(ours.dtype).eps  # of the format that holds the result
+    # Of the format that holds the result. The oracle itself is an fp64 computation: its own error counts there.
+    unit = torch.finfo(ours.dtype).eps * (128 if ours.dtype == torch.float64 else 1)
     ours, plain, oracle = (x.detach().double() for x in (ours, plain, oracle))
     finite = oracle.isfinite()
     ours, oracle = ours.masked_fill(~finite, 0), oracle.masked_fill(~finite, 0)
@@ -31,20 +32,21 @@ def assert_accurate(ours, plain, oracle, *, per_row=False, what="result"):
 
 
 def _assert_accurate_rows(ours, plain, oracle, unit, what):
-    """Each row's relative error against the worst row of plain torch; rows of zeros against the whole's floor."""
+    """Each row's relative error against the worst row of plain torch.
+
+    The floor is 2 ulp, in fp32 at the coarsest, of the largest value: kernels accumulate there, and rounding to a
+    narrower format afterwards is relative to the row itself. Rows of small sums of large terms need it.
+    """
     ours, plain, oracle = (x.reshape(x.size(0), -1) for x in (ours, plain, oracle))
     norm = oracle.norm(dim=1)
-    zero = norm == 0
-    scale = norm.masked_fill(zero, 1)
-    error = ((ours - oracle).norm(dim=1) / scale).masked_fill(zero, 0)
-    plain_error = ((plain - oracle).norm(dim=1) / scale).masked_fill(zero, 0)
-    row = int(error.argmax())
-    bound = 2 * plain_error.max() + 2 * unit
-    assert error[row] <= bound, f"{what}: row {row} has relative error {error[row]:.3g}, bound {bound:.3g}"
-    if zero.any():
-        floor = 2 * unit * oracle.abs().max() + 2 * plain[zero].abs().max()
-        leftover = ours[zero].abs().max()
-        assert leftover <= floor, f"{what}: a row that should be 0 is {leftover:.3g}"
+    floor = 2 * min(unit, torch.finfo(torch.float32).eps) * oracle.abs().max() * oracle.size(1) ** 0.5
+    plain_relative = ((plain - oracle).norm(dim=1) / norm).nan_to_num(0, 0, 0).max()
+    excess = (ours - oracle).norm(dim=1) - (2 * plain_relative + 2 * unit) * norm - floor
+    row = int(excess.argmax())
+    assert excess[row] <= 0, (
+        f"{what}: row {row} is off by {(ours - oracle)[row].norm():.3g}, its norm is {norm[row]:.3g}, "
+        f"the worst row of plain torch is off by {plain_relative:.3g} of its norm"
+    )
 
 
 def _assert_same_pattern(ours, oracle, what):
