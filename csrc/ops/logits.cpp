@@ -106,11 +106,6 @@ void logits_row_grad(Tensor logits, const Tensor& lse, const Tensor& entropy, co
   cpu::kernels().logits_row_grad(p, executor(logits.numel()));
 }
 
-std::string cpu_isa(const std::string& name) {
-  if (!name.empty()) cpu::select_isa(name);
-  return cpu::kernels().isa;
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
@@ -118,7 +113,5 @@ STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
   m.impl("logits_pick", TORCH_BOX(&logits_pick));
   m.impl("logits_row_grad_", TORCH_BOX(&logits_row_grad));
 }
-
-STABLE_TORCH_LIBRARY_IMPL(regrow, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
 
 }  // namespace regrow::ops

@@ -68,4 +68,6 @@ STABLE_TORCH_LIBRARY(regrow, m) {
 
   // The instruction set in use; a name switches to it (for tests), "" only asks.
   m.def("cpu_isa(str name) -> str");
+  // Multiply-adds in registers on every thread, operands as for this tensor's dtype: returns the operations done.
+  m.def("register_loop(Tensor like, int iterations) -> int");
 }
