@@ -9,14 +9,17 @@
 
 namespace py = pybind11;
 
+namespace regrow {
+namespace {
+
 template <class T>
 using Integers = py::array_t<T, py::array::c_style>;
 
-static py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids,
+py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids,
                                            const std::optional<Integers<int64_t>>& query_index, int64_t query_start,
                                            int64_t num_queries, int64_t key_start, int64_t num_keys, int64_t window,
                                            int64_t query_heads, int64_t kv_heads) {
-  regrow::Rectangle r;
+  Rectangle r;
   r.subtree_end = subtree_end.data();
   r.position_ids = position_ids.data();
   r.num_tokens = subtree_end.size();
@@ -29,14 +32,14 @@ static py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end,
   std::vector<int32_t> words;
   {
     const py::gil_scoped_release release;
-    words = regrow::build_plan(r, regrow::cpu_tiles(query_heads, kv_heads));
+    words = build_plan(r, cpu_tiles(query_heads, kv_heads));
   }
   py::array_t<int32_t> plan(py::ssize_t(words.size()));
   std::memcpy(plan.mutable_data(), words.data(), words.size() * sizeof(int32_t));
   return plan;
 }
 
-namespace regrow {
+}  // namespace
 
 void bind_plan(py::module_& m) {
   m.def("build_cpu_plan", &build_cpu_plan, py::arg("subtree_end"), py::arg("position_ids"), py::arg("query_index"),

@@ -1,6 +1,7 @@
 #include "cpu/kernel_table.h"
 
 #include "cpu/attention.h"
+#include "cpu/ceiling.h"
 #include "cpu/gather.h"
 #include "cpu/isa.h"
 #include "cpu/logits.h"
@@ -25,6 +26,7 @@ const KernelTable kTable = {
     logits_row_stats,
     logits_pick,
     logits_row_grad,
+    register_loop,
 };
 
 REGROW_END_ISA

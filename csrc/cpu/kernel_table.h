@@ -24,6 +24,7 @@ struct KernelTable {
   void (*logits_row_stats)(const LogitsParams&, const Executor&);
   void (*logits_pick)(const LogitsPickParams&, const Executor&);
   void (*logits_row_grad)(const LogitsGradParams&, const Executor&);
+  int64_t (*register_loop)(DType, int64_t iterations);  // returns operations
 };
 
 // The best table that this machine can run, unless select_isa chose another.

@@ -13,7 +13,7 @@ struct LogitsParams {
   int64_t num_rows, vocabulary, row_stride;
   double temperature;
   double softcap;  // 0: none
-  void* lse;       // [num_rows]
+  double* lse;     // [num_rows]; fp64 always: in fp32, logits near 1e4 would leave x - lse two digits
   void* entropy;   // [num_rows] nats
 };
 
@@ -26,7 +26,8 @@ struct LogitsPickParams {
   void* logp;  // [num_targets]
 };
 
-// logits <- dL/dlogits, in place; row r owns the targets [row_start[r], row_start[r + 1]).
+// logits <- dL/dlogits, in place; row r owns the targets [row_start[r], row_start[r + 1]), whose
+// tokens ascend.
 struct LogitsGradParams {
   LogitsParams rows;
   const int64_t* row_start;     // [num_rows + 1]

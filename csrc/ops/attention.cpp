@@ -128,6 +128,11 @@ AttentionParams attention_params(const Call& c) {
   return p;
 }
 
+// Multiplications and additions of one product over all pairs, masked ones too.
+int64_t operations(const AttentionParams& p) {
+  return 2 * p.rectangle.num_queries * p.rectangle.num_keys * p.query_heads * p.head_dim;
+}
+
 // Allocated through torch, as float so that its fill of uninitialised memory with NaN applies.
 Tensor workspace(const Tensor& like, int64_t bytes) {
   return torch::stable::new_empty(like, {(bytes + 3) / 4}, ScalarType::Float);
@@ -148,7 +153,7 @@ std::tuple<Tensor, Tensor> tree_attention_fwd(
   p.out = out.mutable_data_ptr();
   p.out_dtype = *dtype_of(out);
   p.lse = lse.mutable_data_ptr();
-  const cpu::Executor threads = executor();
+  const cpu::Executor threads = executor(operations(p));
   const cpu::KernelTable& kernels = cpu::kernels();
   const Tensor space = workspace(q, kernels.attention_forward_workspace(p, threads.num_workers));
   p.workspace = space.mutable_data_ptr();
@@ -187,7 +192,7 @@ Tensor run_backward(const Call& c, const Tensor& dout_any, const std::optional<T
   p.dk = dk ? dk->mutable_data_ptr() : nullptr;
   p.dv = dv ? dv->mutable_data_ptr() : nullptr;
   p.dsinks = c.sinks ? dsinks.mutable_data_ptr() : nullptr;
-  const cpu::Executor threads = executor();
+  const cpu::Executor threads = executor(operations(p));
   const cpu::KernelTable& kernels = cpu::kernels();
   const Tensor space = workspace(lse, kernels.attention_backward_workspace(p, threads.num_workers));
   p.workspace = space.mutable_data_ptr();
@@ -264,7 +269,7 @@ std::tuple<Tensor, Tensor> lse_merge(const Tensor& outs_any, const Tensor& lses_
   p.lses = lses.const_data_ptr();
   p.out = out.mutable_data_ptr();
   p.lse = lse.mutable_data_ptr();
-  cpu::kernels().lse_merge(p, executor());
+  cpu::kernels().lse_merge(p, executor(outs.numel()));
   return {out, lse};
 }
 
@@ -294,7 +299,7 @@ std::tuple<Tensor, Tensor, Tensor> lse_merge_bwd(const Tensor& dout_any, const s
   p.douts = douts.mutable_data_ptr();
   p.dlses = dlses.mutable_data_ptr();
   p.dsinks = sinks ? dsinks.mutable_data_ptr() : nullptr;
-  cpu::kernels().lse_merge_backward(p, executor());
+  cpu::kernels().lse_merge_backward(p, executor(outs.numel()));
   return {douts, dlses, dsinks};
 }
 

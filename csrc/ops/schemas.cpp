@@ -35,17 +35,39 @@ STABLE_TORCH_LIBRARY(regrow, m) {
   m.def("replay_scatter(Tensor src, Tensor index, SymInt num_rows) -> Tensor");
   m.def("replay_scatter_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
 
-  // Rows of logits [R,V], x = softcap(logits) / temperature: lse and entropy (nats) of each row.
+  // Rows of logits [R,V], x = softcap(logits) / temperature: lse (fp64, whatever the logits) and entropy (nats)
+  // of each row.
   m.def("logits_row_stats(Tensor logits, float temperature, float? softcap) -> (Tensor lse, Tensor entropy)");
   // logp[n] = x[target_row[n], target_token[n]] - lse[target_row[n]].
   m.def(
       "logits_pick(Tensor logits, Tensor lse, Tensor target_row, Tensor target_token, float temperature, "
       "float? softcap) -> Tensor");
-  // Overwrites logits with their gradient. Targets sorted by row; row r owns [row_start[r], row_start[r + 1]).
+  // Overwrites logits with their gradient. Targets sorted by row, then token; row r owns [row_start[r], row_start[r +
+  // 1]).
   m.def(
       "logits_row_grad_(Tensor(a!) logits, Tensor lse, Tensor entropy, Tensor row_start, Tensor target_token, "
       "Tensor dlogp, Tensor? dentropy, float temperature, float? softcap) -> ()");
 
+  // Log-probabilities of target tokens, logp [N] and entropy [R], without logits [R,V]; fp32 (fp64 for fp64).
+  m.def(
+      "row_logprobs(Tensor hidden, Tensor weight, Tensor target_row, Tensor target_token, float temperature, "
+      "float? softcap) -> (Tensor logp, Tensor entropy)");
+  // A gradient that is not needed is [0].
+  m.def(
+      "row_logprobs_bwd(Tensor dlogp, Tensor? dentropy, Tensor hidden, Tensor weight, Tensor target_row, "
+      "Tensor target_token, float temperature, float? softcap, bool need_hidden, bool need_weight) "
+      "-> (Tensor dhidden, Tensor dweight)");
+  // The same over a tree: logp [T] and entropy [T] of the row that predicts each token, 0 at roots (parent -1).
+  m.def(
+      "tree_logprobs(Tensor hidden, Tensor weight, Tensor parent_index, Tensor tokens, float temperature, "
+      "float? softcap) -> (Tensor logp, Tensor entropy)");
+  m.def(
+      "tree_logprobs_bwd(Tensor dlogp, Tensor? dentropy, Tensor hidden, Tensor weight, Tensor parent_index, "
+      "Tensor tokens, float temperature, float? softcap, bool need_hidden, bool need_weight) "
+      "-> (Tensor dhidden, Tensor dweight)");
+
   // The instruction set in use; a name switches to it (for tests), "" only asks.
   m.def("cpu_isa(str name) -> str");
+  // Multiply-adds in registers on every thread, operands as for this tensor's dtype: returns the operations done.
+  m.def("register_loop(Tensor like, int iterations) -> int");
 }

@@ -60,8 +60,12 @@ inline void check_integers(const Tensor& t, ScalarType dtype, const char* what) 
         dtype == ScalarType::Long ? "int64" : "int32", " tensor, got shape ", shape(t));
 }
 
-inline cpu::Executor executor() {
-  const int num_workers = int(torch::stable::get_num_threads());
+// Below this many operations waking the other threads costs more than it saves.
+inline constexpr int64_t kSerialOperations = 1 << 20;
+
+inline cpu::Executor executor(int64_t operations) {
+  const int num_workers = operations < kSerialOperations ? 1 : int(torch::stable::get_num_threads());
+  if (num_workers == 1) return {1, [](const std::function<void(int)>& body) { body(0); }};
   return {num_workers, [num_workers](const std::function<void(int)>& body) {
             torch::stable::parallel_for(0, num_workers, 1, [&](int64_t begin, int64_t end) {
               for (int64_t worker = begin; worker < end; ++worker) body(int(worker));

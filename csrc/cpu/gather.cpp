@@ -1,0 +1,207 @@
+#include "cpu/gather.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/numbers.h"
+#include "cpu/stream.h"
+
+REGROW_BEGIN_ISA
+
+namespace {
+
+constexpr int64_t kTaskBytes = 256 << 10;  // some ten microseconds of copying: claims cost nothing, the end stays even
+constexpr int64_t kStreamRowBytes = 256;   // of shorter rows, too many lines are shared by two rows
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A [rows, columns] rectangle cut into blocks; task t is one of them.
+struct Blocks {
+  int64_t rows, columns, block_rows, block_columns;
+
+  int64_t column_blocks() const { return divide_up(columns, block_columns); }
+  int64_t size() const { return divide_up(rows, block_rows) * column_blocks(); }
+
+  struct Block {
+    int64_t row_begin, row_end, column_begin, column_end;
+  };
+  Block operator[](int64_t task) const {
+    const int64_t row = task / column_blocks() * block_rows, column = task % column_blocks() * block_columns;
+    return {row, std::min(row + block_rows, rows), column, std::min(column + block_columns, columns)};
+  }
+};
+
+// Rows of one small number each.
+template <class T>
+void gather_elements(const GatherParams& p, int64_t begin, int64_t end) {
+  const char* src = static_cast<const char*>(p.src);
+  T* out = static_cast<T*>(p.out);
+  for (int64_t i = begin; i < end; ++i) std::memcpy(out + i, src + p.index[i] * p.src_stride, sizeof(T));
+}
+
+}  // namespace
+
+void gather(const GatherParams& p, const Executor& executor) {
+  if (p.num_rows == 0 || p.row_bytes == 0) return;
+  const bool stream = p.num_rows * p.row_bytes > kStreamBytes && p.row_bytes >= kStreamRowBytes;
+  const Blocks blocks = {p.num_rows, p.row_bytes, std::max<int64_t>(1, kTaskBytes / p.row_bytes),
+                         std::min(p.row_bytes, kTaskBytes)};
+  executor.for_each(blocks.size(), [&](int64_t task, int) {
+    const auto [begin, end, column, column_end] = blocks[task];
+    switch (p.row_bytes) {
+      case 1:
+        return gather_elements<uint8_t>(p, begin, end);
+      case 2:
+        return gather_elements<uint16_t>(p, begin, end);
+      case 4:
+        return gather_elements<uint32_t>(p, begin, end);
+      case 8:
+        return gather_elements<uint64_t>(p, begin, end);
+    }
+    const char* src = static_cast<const char*>(p.src) + column;
+    char* out = static_cast<char*>(p.out) + column;
+    for (int64_t i = begin; i < end; ++i) {
+      const char* from = src + p.index[i] * p.src_stride;
+      char* to = out + i * p.row_bytes;
+      if (stream)
+        stream_copy(to, from, column_end - column, src + p.index[std::min(i + 1, end - 1)] * p.src_stride);
+      else
+        std::memcpy(to, from, column_end - column);
+    }
+    if (stream) stream_fence();
+  });
+}
+
+namespace {
+
+constexpr int64_t kSumColumns = 1024;  // sums of one row under way: 4 or 8 KiB, a part of the first cache
+
+// Counting sort of the sources by destination: row r's are order[start[r]] .. order[start[r + 1] - 1], ascending.
+struct Sources {
+  int64_t* start;  // [num_rows + 1]
+  int64_t* order;  // [num_src_rows]
+  int64_t largest_count = 0;
+
+  explicit Sources(const ScatterParams& p) : start(p.workspace), order(p.workspace + p.num_rows + 1) {
+    std::memset(start, 0, (p.num_rows + 1) * sizeof(int64_t));
+    for (int64_t i = 0; i < p.num_src_rows; ++i) ++start[p.index[i] + 1];
+    int64_t sum = 0;
+    for (int64_t r = 1; r <= p.num_rows; ++r) {  // start[r + 1] becomes the place of row r's next source
+      const int64_t count = start[r];
+      start[r] = sum;
+      sum += count;
+      largest_count = std::max(largest_count, count);
+    }
+    for (int64_t i = 0; i < p.num_src_rows; ++i) order[start[p.index[i] + 1]++] = i;
+  }
+};
+
+// sums[c] = (first ? 0 : sums[c]) + row[c]
+template <class S>
+void add_row(ComputeOf<S>* sums, const S* row, int64_t columns, bool first, const S* next) {
+  using T = ComputeOf<S>;
+  constexpr int kLane = kLanes<T>;
+  for (int64_t c = 0; c < columns; c += kLane) {
+    __builtin_prefetch(next + c);
+    const int count = int(std::min<int64_t>(kLane, columns - c));
+    const Vector<T> x = read_first(row + c, count);
+    store(sums + c, first ? x : load(sums + c) + x);
+  }
+}
+
+template <class S>
+void sum_block(const ScatterParams& p, const Sources& sources, const Blocks::Block& block, bool stream) {
+  using T = ComputeOf<S>;
+  alignas(64) T sums[kSumColumns];
+  alignas(64) S rounded[kSumColumns];
+  static constexpr S kZeros[kSumColumns] = {};
+  const int64_t columns = block.column_end - block.column_begin;
+  const S* src = static_cast<const S*>(p.src) + block.column_begin;
+
+  for (int64_t r = block.row_begin; r < block.row_end; ++r) {
+    const int64_t begin = sources.start[r], end = sources.start[r + 1];
+    const auto source = [&](int64_t i) { return src + sources.order[std::min(i, end - 1)] * p.src_stride; };
+    const S* result = kZeros;
+    if (end - begin == 1) {
+      result = source(begin);
+    } else if (end > begin) {
+      for (int64_t i = begin; i < end; ++i) add_row<S>(sums, source(i), columns, i == begin, source(i + 1));
+      if constexpr (std::is_same_v<S, T>) {
+        result = sums;
+      } else {
+        for (int64_t c = 0; c < columns; c += kLanes<T>) Number<S>::write(rounded + c, load(sums + c));
+        result = rounded;
+      }
+    }
+    char* out = reinterpret_cast<char*>(static_cast<S*>(p.out) + r * p.row_size + block.column_begin);
+    const char* from = reinterpret_cast<const char*>(result);
+    if (stream)
+      stream_copy(out, from, columns * sizeof(S), from);
+    else
+      std::memcpy(out, from, columns * sizeof(S));
+  }
+  if (stream) stream_fence();
+}
+
+// Rows shorter than a vector.
+template <class S>
+void sum_short_rows(const ScatterParams& p, const Sources& sources, int64_t row_begin, int64_t row_end) {
+  const S* src = static_cast<const S*>(p.src);
+  S* out = static_cast<S*>(p.out);
+  for (int64_t r = row_begin; r < row_end; ++r)
+    for (int64_t c = 0; c < p.row_size; ++c) {
+      ComputeOf<S> sum = 0;
+      for (int64_t i = sources.start[r]; i < sources.start[r + 1]; ++i)
+        sum += Number<S>::from(src[sources.order[i] * p.src_stride + c]);
+      out[r * p.row_size + c] = Number<S>::to(sum);
+    }
+}
+
+template <class S>
+void scatter_as(const ScatterParams& p, const Executor& executor) {
+  const Sources sources(p);
+  const int64_t row_bytes = p.row_size * int64_t(sizeof(S));
+  // Few destinations of very many sources: their columns keep the workers busy.
+  const bool lopsided = sources.largest_count * 16 > p.num_src_rows + p.num_rows;
+  const int64_t widest = lopsided ? 512 / int64_t(sizeof(S)) : kSumColumns;
+  const int64_t mean_count = 1 + p.num_src_rows / p.num_rows;
+  const Blocks blocks = {p.num_rows, p.row_size, std::max<int64_t>(1, kTaskBytes / (row_bytes * mean_count)),
+                         std::min(p.row_size, widest)};
+  const bool is_short = p.row_size < kLanes<ComputeOf<S>>;
+  const bool stream = p.num_rows * row_bytes > kStreamBytes && row_bytes >= kStreamRowBytes;
+  executor.for_each(blocks.size(), [&](int64_t task, int) {
+    const Blocks::Block block = blocks[task];
+    if (is_short)
+      sum_short_rows<S>(p, sources, block.row_begin, block.row_end);
+    else
+      sum_block<S>(p, sources, block, stream);
+  });
+}
+
+}  // namespace
+
+void scatter(const ScatterParams& p, const Executor& executor) {
+  if (p.num_rows == 0 || p.row_size == 0) return;
+  switch (p.dtype) {
+    case DType::kFloat64:
+      return scatter_as<double>(p, executor);
+    case DType::kFloat32:
+      return scatter_as<float>(p, executor);
+    case DType::kBFloat16:
+      return scatter_as<bfloat16>(p, executor);
+    case DType::kFloat16:
+      return scatter_as<float16>(p, executor);
+    // Sums of integers wrap: they are the same in int64 and in their own width.
+    case DType::kInt64:
+      return scatter_as<uint64_t>(p, executor);
+    case DType::kInt32:
+      return scatter_as<uint32_t>(p, executor);
+    case DType::kInt16:
+      return scatter_as<uint16_t>(p, executor);
+    case DType::kInt8:
+    case DType::kUInt8:
+      return scatter_as<uint8_t>(p, executor);
+  }
+}
+
+REGROW_END_ISA
