@@ -179,7 +179,8 @@ class Backward {
       for (int i = 0; i < tokens; ++i) {
         const int64_t query = int64_t(tile) * g_.header.query_tile + i;
         const Acc lse = static_cast<const Acc*>(p_.lse)[query_head * p_.rectangle.num_queries + query];
-        sum -= std::exp(sink - lse) * shared_.delta[query_index(tile, head) * g_.max_rows + h * tokens + i];
+        const Acc weight = sink == -kInfinity<Acc> ? Acc(0) : std::exp(sink - lse);  // lse may be -inf as well
+        sum -= weight * shared_.delta[query_index(tile, head) * g_.max_rows + h * tokens + i];
       }
       shared_.dsinks[int64_t(tile) * p_.query_heads + query_head] = sum;
     }

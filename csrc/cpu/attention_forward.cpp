@@ -213,7 +213,7 @@ class Forward {
     const int64_t query = int64_t(tile) * g_.header.query_tile + row % tokens;
     if (p_.sinks) {
       const Acc sink = static_cast<const Acc*>(p_.sinks)[query_head];
-      const Acc top = std::max(lse, sink);
+      const Acc top = std::max(sink, lse);  // in this order a NaN sink stays
       const Acc total = top == -kInfinity<Acc> ? top : top + std::log(std::exp(lse - top) + std::exp(sink - top));
       if (lse != -kInfinity<Acc>) factor *= std::exp(lse - total);
       lse = total;

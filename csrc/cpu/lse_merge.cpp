@@ -50,7 +50,7 @@ void merge_row(const Partials<T>& in, int head, int64_t query) {
   T top = in.sink(head);
   for (int64_t i = 0; i < p.num_partials; ++i) {
     const T lse = in.lses[in.lse_at(i, head, query)];
-    if (!(lse <= top)) top = lse;
+    if (!(lse <= top) && top == top) top = lse;  // a NaN stays
   }
   T total = top;
   if (top != -kInfinity<T>) {

@@ -288,6 +288,10 @@ std::tuple<Tensor, Tensor, Tensor> lse_merge_bwd(const Tensor& dout_any, const s
   }
   std::optional<Tensor> dlse;
   if (dlse_any) dlse = torch::stable::contiguous(*dlse_any);
+  for (const auto& [tensor, what] : {std::pair{&lse, "lse"}, {dlse ? &*dlse : &lse, "dlse"}}) {
+    check_same_shape(*tensor, {outs.size(2), outs.size(1)}, what);
+    CHECK(tensor->scalar_type() == outs.scalar_type(), what, " must have the dtype of outs");
+  }
   Tensor douts = torch::stable::empty_like(outs), dlses = torch::stable::empty_like(lses);
   Tensor dsinks = torch::stable::new_empty(outs, {sinks ? outs.size(2) : 0});
   p.outs = outs.const_data_ptr();

@@ -20,6 +20,10 @@ def plan(
         plan = regrow.plan(tree, query_heads=8, kv_heads=2)
         out = regrow.tree_attention(q, k, v, tree, plan=plan)
     """
+    if query_index is not None and not (
+        isinstance(query_index, torch.Tensor) and query_index.dtype == torch.int64 and query_index.dim() == 1
+    ):
+        raise ValueError(f"query_index must be a 1-D int64 tensor, got {_describe(query_index)}")
     if query_index is None and num_queries is None:
         num_queries = tree.num_tokens - query_start
     if num_keys is None:
@@ -54,6 +58,10 @@ def plan(
 def cached_plan(tree, *, query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):
     """The plan that the tree keeps for this rectangle, or None. Only attribute and dict reads, which compile."""
     return tree.plans.get(_key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys))
+
+
+def _describe(x):
+    return f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
 def _key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):
