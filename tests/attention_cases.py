@@ -102,7 +102,7 @@ def _gradients(leaves, *results):
 
 
 def rounding(case, oracle):
-    """What rounding intermediate results may cost, by name: the third term of the accuracy rule.
+    """What rounding intermediate results may cost each element, by name: the third term of the accuracy rule.
 
     An ulp of a score is |score| ulp of its weight, and n terms summed in order err like a random walk of n steps. The
     gradients of scores and sinks are differences, of dout . v and of delta = dout . out - dlse; the part of delta is
@@ -123,8 +123,8 @@ def rounding(case, oracle):
     compute = torch.finfo(torch.float64 if case.dtype == torch.float64 else torch.float32).eps
     costs = {}
     for name, result in oracle.items():
-        delta_part = _largest(parts[name[1:]]) if name[1:] in parts else 0.0
-        largest = 1.0 if name == "lse" else max(_largest(result), delta_part)
+        delta_part = parts.get(name[1:], torch.zeros_like(result)).abs().nan_to_num()
+        largest = 1.0 if name == "lse" else max(_largest(result), _largest(delta_part))
         costs[name] = 2 * storage * delta_part + 2 * compute * largest * steps
     return costs
 
