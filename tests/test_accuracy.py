@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from accuracy import assert_accurate
 
 ORACLE = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from attention_cases import assert_matches_oracle, make_case, run_regrow
 from named_trees import grpo_group
 
@@ -16,7 +17,7 @@ def damaged(dtype, damage):
     return case, run_regrow(other)
 
 
-# What a kernel could forget: one key, one value, one query's gradient, the window, softcap, a sink, the gradient of lse.
+# What a kernel could forget: a key, a value, a query's gradient, the window, softcap, a sink, the gradient of lse.
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "damage",

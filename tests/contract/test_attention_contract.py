@@ -1,8 +1,9 @@
 """What torch asks of an op: schema, fake, autograd registration, compilation."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import assert_same, make_case, run_regrow
 from named_trees import conversation, empty, grpo_group
 
@@ -18,7 +19,8 @@ def forward_arguments(case, requires_grad=True):
     index = options.get("query_index")
     plan = regrow.plan(
         tree, query_heads=q.size(1), kv_heads=k.size(1), window=options.get("window"), query_index=index,
-        query_start=options.get("query_start", 0), num_queries=q.size(0), key_start=options["key_start"], num_keys=k.size(0),
+        query_start=options.get("query_start", 0), num_queries=q.size(0),
+        key_start=options["key_start"], num_keys=k.size(0),
     )  # fmt: skip
     return (
         q, k, v, tree.subtree_end, tree.position_ids, plan, index, options.get("query_start", 0), options["key_start"],
@@ -103,7 +105,7 @@ def test_compiling_without_a_plan_says_what_to_do(index):
     tree = grpo_group()
     case = make_case(tree, query_index=index)
     attend = lambda q: regrow.tree_attention(q, case.k, case.v, tree, query_index=index)  # noqa: E731
-    with pytest.raises(Exception, match="no plan for this call.*call regrow.plan first"):
+    with pytest.raises(Exception, match=r"no plan for this call.*call regrow.plan first"):
         torch.compile(attend, fullgraph=True, backend="aot_eager")(case.q)
 
 

@@ -1,14 +1,15 @@
 """Bitwise the same results from run to run, for any number of threads, and from uninitialised memory full of NaN."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import assert_same, make_case, run_regrow
 from named_trees import grpo_group
 from plan_decoder import Plan
 from regrow import PrefixTree
 
-# Late queries over so many keys that a call is split over them; a root's keys under so many queries that those are split.
+# Late queries over so many keys that a call is split over them; a root's keys under so many queries that it is too.
 LARGE = PrefixTree.from_nodes([-1] + [0] * 6, [2300] + [90] * 6)
 CASES = {
     "whole": make_case(LARGE, heads=(2, 1), head_dim=8, value_dim=8, sinks=True),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from attention_cases import make_case, run_regrow
 from named_trees import named_trees
 from regrow import PrefixTree
@@ -10,7 +11,7 @@ TREES = {name: tree for name, tree in named_trees().items() if tree.num_tokens}
 close = dict(rtol=0, atol=1e-12)
 
 
-def alone(case, results):
+def alone(case):
     """Every sequence by itself, in torch's own attention; gradients of shared tokens add by autograd."""
     q, k, v = (t.detach().requires_grad_() for t in (case.q, case.k, case.v))
     group = q.size(1) // k.size(1)
@@ -24,14 +25,14 @@ def alone(case, results):
 @pytest.mark.parametrize("name", TREES)
 def test_packed_is_each_sequence_alone(name):
     case = make_case(TREES[name], dtype=torch.float64)
-    dense, _ = alone(case, None)
+    dense, _ = alone(case)
     torch.testing.assert_close(case.tree.unpack(run_regrow(case)["out"]), dense.detach(), **close)
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_the_gradient_of_a_trunk_is_the_sum_over_its_branches(name):
     case = make_case(TREES[name], dtype=torch.float64)
-    dense, leaves = alone(case, None)
+    dense, leaves = alone(case)
     dense_dout = torch.randn_like(dense)
     expected = torch.autograd.grad(dense, leaves, dense_dout)
     case.dlse.zero_()

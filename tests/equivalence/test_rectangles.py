@@ -1,8 +1,11 @@
 """Rectangles are parts of the whole: chunks of queries, blocks of keys joined by lse_merge, scattered queries."""
 
+from itertools import pairwise
+
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import make_case, run_regrow
 from named_trees import grpo_group
 from regrow import reference
@@ -27,7 +30,7 @@ def test_blocks_of_keys_merge_to_the_whole(cuts, window, sinks):
     sink = case.sinks.detach().requires_grad_() if sinks else None
     parts = [
         regrow.tree_attention(q, k[a:b], v[a:b], TREE, key_start=a, window=window, partial=True)
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+        for a, b in pairwise(cuts)
     ]
     out, lse = regrow.lse_merge(torch.stack([o for o, _ in parts]), torch.stack([s for _, s in parts]), sink)
     leaves = {"dq": q, "dk": k, "dv": v} | ({"dsinks": sink} if sinks else {})
@@ -41,10 +44,8 @@ def test_chunks_of_queries_against_their_path():
     case, expected = whole(sinks=True)
     q, k, v = (t.detach().requires_grad_() for t in (case.q, case.k, case.v))
     cuts = (0, 40, 128, 150, 211, T)
-    for a, b in zip(cuts[:-1], cuts[1:], strict=True):
-        out, lse = regrow.tree_attention(
-            q[a:b], k[:b], v[:b], TREE, query_start=a, sinks=case.sinks, return_lse=True
-        )
+    for a, b in pairwise(cuts):
+        out, lse = regrow.tree_attention(q[a:b], k[:b], v[:b], TREE, query_start=a, sinks=case.sinks, return_lse=True)
         torch.testing.assert_close(out, expected["out"][a:b], **close)
         torch.autograd.backward((out, lse), (case.dout[a:b], case.dlse[:, a:b]))
     for leaf, name in ((q, "dq"), (k, "dk"), (v, "dv")):
@@ -57,7 +58,15 @@ def test_backward_of_a_block_needs_only_the_global_out_and_lse():
     dq = torch.zeros_like(case.q)
     for a, b in ((0, 77), (77, T)):
         plan = regrow.plan(TREE, query_heads=4, kv_heads=2, key_start=a, num_keys=b - a)
-        saved = (case.dout, case.dlse, case.q, case.k[a:b], case.v[a:b], expected["out"], expected["lse"].T.contiguous())
+        saved = (
+            case.dout,
+            case.dlse,
+            case.q,
+            case.k[a:b],
+            case.v[a:b],
+            expected["out"],
+            expected["lse"].T.contiguous(),
+        )
         options = (*common, plan, None, 0, a, 0.25, None, None, None)
         part_dq, dk, dv, _ = torch.ops.regrow.tree_attention_bwd(*saved, *options)
         dq += part_dq

@@ -1,8 +1,9 @@
 """dk_accum and dv_accum: backward adds into the caller's buffers, and k and v get nothing."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import make_case, run_regrow
 from named_trees import conversation
 

@@ -1,8 +1,9 @@
 """gradcheck in fp64 through the CPU kernels, with the gradient of lse, and of merged results."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import make_case
 from named_trees import conversation
 from regrow import PrefixTree

@@ -3,10 +3,11 @@
 import time
 
 import pytest
-import regrow
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import regrow
 from plan_decoder import Plan
 from regrow import PrefixTree
 from regrow.reference import visible
@@ -74,7 +75,7 @@ def test_unseen_keys_are_exactly_those_that_no_query_sees(call):
 @settings(max_examples=100, derandomize=True, database=None)
 @given(call=calls())
 def test_pieces_are_in_order(call):
-    """Slots of a split query tile in key order; turns of a key tile; ordinals count the tiles of a list before a run."""
+    """Slots of a split query tile in key order, turns of a key tile, and how many tiles of a list come before a run."""
     _, plan = call
     by_slot = {item.slot: item for item in plan.forward if item.slot >= 0}
     assert sorted(by_slot) == list(range(plan.header.num_slots))
@@ -154,7 +155,9 @@ def test_the_header_names_the_rectangle():
     assert (header.query_start, header.key_start, header.window, header.indexed) == (7, 3, 9, 0)
 
 
-@pytest.mark.parametrize("query_heads, kv_heads, query_tile", [(1, 1, 64), (4, 1, 64), (8, 2, 64), (9, 1, 16), (17, 1, 8)])
+@pytest.mark.parametrize(
+    "query_heads, kv_heads, query_tile", [(1, 1, 64), (4, 1, 64), (8, 2, 64), (9, 1, 16), (17, 1, 8)]
+)
 def test_a_query_tile_holds_at_most_256_rows(query_heads, kv_heads, query_tile):
     plan = Plan(regrow.plan(PrefixTree.from_nodes([-1], [5]), query_heads=query_heads, kv_heads=kv_heads))
     assert plan.header.query_tile == query_tile and plan.header.key_tile == 128
