@@ -194,7 +194,7 @@ class Forward {
     for (int row = 0; row < tokens * g_.group; ++row) {
       const Acc* out = s.out + int64_t(row) * g_.padded_value_dim();
       const Acc sum = reduce_add<Acc>(load(s.sum + int64_t(row) * kWidth));
-      const bool seen = s.maximum[row] != -kInfinity<Acc>;
+      const bool seen = sum != 0;  // true for a NaN, which must not be lost
       const Acc lse = seen ? s.maximum[row] * Acc(kLn2) + std::log(sum) : -kInfinity<Acc>;
       const Acc inverse = seen ? 1 / sum : Acc(0);
       if (item.slot >= 0) {
