@@ -1,9 +1,11 @@
+import itertools
+
 import pytest
 import torch
 from lifted_casts import LiftedCasts, recompute_lifted
 from regrow.demo.compare import compare
 from regrow.demo.objective import group_advantages, make_batch
-from regrow.demo.updates import packed_update, relative_l2, replicated_update
+from regrow.demo.updates import packed_update, relative_l2, replicated_update, same_shape
 
 
 def both_updates(model, batch):
@@ -31,8 +33,9 @@ def test_packed_gradient_is_the_replicated_gradient_in_fp64(model, batch, checkp
 
 def test_comparison_alternates_and_agrees_in_fp32(model, batch):
     steps = []
-    comparison = compare(model, batch, rounds=2, on_step=steps.append)
-    assert steps == (["replicated"] * 7 + ["packed"]) * 2
+    comparison = compare(model, batch, rounds=2, on_step=lambda label, count: steps.append((label, count)))
+    assert sum(count for label, count in steps if label == "replicated") == 2 * 7
+    assert [label for label, _ in itertools.groupby(label for label, _ in steps)] == ["replicated", "packed"] * 2
     assert comparison.relative_l2 < 1e-5
     assert len(comparison.replicated_seconds) == len(comparison.packed_seconds) == 2
     assert comparison.replicated.num_tokens == batch.num_tokens == 9 * 4 + 8 * 3 + 10 + 8
@@ -41,6 +44,15 @@ def test_comparison_alternates_and_agrees_in_fp32(model, batch):
 
 def test_comparison_stops_at_the_time_limit_but_not_before_two_rounds(model, batch):
     assert len(compare(model, batch, rounds=5, time_limit_seconds=0.0).packed_seconds) == 2
+
+
+def test_rows_of_one_forward_have_one_shape(batch):
+    rows = list(same_shape(batch))
+    assert sorted(index for _, indices in rows for index in indices) == list(range(7))
+    for start, indices in rows:
+        assert {batch.prompt_lengths[index] for index in indices} == {start}
+        assert len({len(batch.sequences[index]) for index in indices}) == 1
+    assert (9, [0, 1]) in rows
 
 
 def test_updates_leave_no_gradient_behind(model, batch):

@@ -26,11 +26,11 @@ class Comparison:
         return statistics.median(self.replicated_seconds) / statistics.median(self.packed_seconds)
 
 
-def compare(model, batch, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECONDS, on_step=lambda label: None):
+def compare(model, batch, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECONDS, on_step=lambda label, count: None):
     """Runs replicated and packed in turn, `rounds` times, without a warm-up; leaves the model with "regrow" attention.
 
-    Beyond `MIN_ROUNDS`, no round starts that would likely end after `time_limit_seconds`. `on_step(label)` is called
-    after each sequence of the replicated update and after each packed update.
+    Beyond `MIN_ROUNDS`, no round starts that would likely end after `time_limit_seconds`. `on_step(label,
+    count)` is called after `count` more sequences of the replicated update, and after each packed update.
     """
     replicated_seconds, packed_seconds, differences = [], [], []
     started = time.perf_counter()
@@ -39,12 +39,12 @@ def compare(model, batch, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECOND
         if done >= MIN_ROUNDS and elapsed * (done + 1) / done > time_limit_seconds:
             break
         model.set_attn_implementation("sdpa")
-        replicated, seconds = timed(replicated_update, model, batch, lambda: on_step("replicated"))
+        replicated, seconds = timed(replicated_update, model, batch, lambda count: on_step("replicated", count))
         replicated_seconds.append(seconds)
         model.set_attn_implementation("regrow")
         packed, seconds = timed(packed_update, model, batch)
         packed_seconds.append(seconds)
-        on_step("packed")
+        on_step("packed", 1)
         differences.append(relative_l2(packed.gradients, replicated.gradients))
     return Comparison(replicated, packed, max(differences), replicated_seconds, packed_seconds)
 

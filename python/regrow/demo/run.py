@@ -60,7 +60,7 @@ def run(*, seed, task, group, model, out):
         batch = make_batch(groups)
         num_steps = ROUNDS * (len(batch.sequences) + 1)
         with phase(progress, phases, "compare", "replicated and packed, in turn", num_steps) as step:
-            comparison = compare(policy, batch, on_step=lambda label: step(label=label))
+            comparison = compare(policy, batch, on_step=lambda label, count: step(label=label, count=count))
 
     settings = {"seed": seed, "task": task, "group": group, "model": model or smollm2.FILE_NAME}
     settings["threads"] = torch.get_num_threads()
@@ -92,10 +92,10 @@ def phase(progress, phases, name, description, total):
     bar = progress.add_task(description, total=total)
     started = time.perf_counter()
 
-    def step(*, completed=None, label=None):
+    def step(*, count=1, completed=None, label=None):
         if label is not None:
             progress.update(bar, description=f"{description}: {label}")
-        progress.update(bar, completed=completed, advance=1 if completed is None else None)
+        progress.update(bar, completed=completed, advance=count if completed is None else None)
 
     yield step
     phases[name] = time.perf_counter() - started

@@ -1,5 +1,6 @@
 """One update computed twice: every sequence whole, and the packed tree."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,8 @@ import torch
 import regrow
 from regrow.demo.objective import grpo_loss
 from regrow.models import packed
+
+MAX_ROWS = 4  # of one replicated forward: more is not faster on two cores, and takes more memory
 
 
 @dataclass(frozen=True)
@@ -23,23 +26,37 @@ class Update:
     num_tokens: int
 
 
-def replicated_update(model, batch, on_sequence=lambda: None):
-    """Each sequence on its own, no padding, gradients accumulated; logits only for the rows that predict a response.
+def replicated_update(model, batch, on_sequences=lambda count: None):
+    """Each sequence whole, batched with those of the same shape so that nothing is padded, gradients accumulated.
 
-    The model's attention implementation is the caller's choice. `on_sequence()` is called after each backward.
+    Logits are computed only for the rows that predict a response. The model's attention implementation is the caller's
+    choice. `on_sequences(count)` is called after each backward.
     """
     model.zero_grad(set_to_none=True)
-    losses, logps = [], []
-    for sequence, start, weights in zip(batch.sequences, batch.prompt_lengths, batch.token_weights, strict=True):
-        response = sequence[start:]
-        logits = model(sequence[None], use_cache=False, logits_to_keep=len(response) + 1).logits[0, :-1]
-        logp = torch.log_softmax(logits, -1).gather(-1, response[:, None])[:, 0]
-        loss = grpo_loss(logp, weights[start:])
+    loss_sum, logps = 0.0, [None] * len(batch.sequences)
+    for start, rows in same_shape(batch):
+        tokens = torch.stack([batch.sequences[row] for row in rows])
+        weights = torch.stack([batch.token_weights[row] for row in rows])[:, start:]
+        responses = tokens[:, start:]
+        logits = model(tokens, use_cache=False, logits_to_keep=responses.size(1) + 1).logits[:, :-1]
+        logp = torch.log_softmax(logits, -1).gather(-1, responses[..., None])[..., 0]
+        loss = grpo_loss(logp, weights)
         loss.backward()
-        losses.append(loss.item())
-        logps.append(logp.detach())
-        on_sequence()
-    return Update(sum(losses), torch.cat(logps), take_gradients(model), batch.num_tokens)
+        loss_sum += loss.item()
+        for row, values in zip(rows, logp.detach(), strict=True):
+            logps[row] = values
+        on_sequences(len(rows))
+    return Update(loss_sum, torch.cat(logps), take_gradients(model), batch.num_tokens)
+
+
+def same_shape(batch):
+    """Yields (prompt length, indices) of sequences with equal lengths of prompt and response."""
+    rows = defaultdict(list)
+    for index, (sequence, start) in enumerate(zip(batch.sequences, batch.prompt_lengths, strict=True)):
+        rows[start, len(sequence)].append(index)
+    for (start, _), indices in rows.items():
+        for first in range(0, len(indices), MAX_ROWS):
+            yield start, indices[first : first + MAX_ROWS]
 
 
 def packed_update(model, batch):
