@@ -29,8 +29,9 @@ class Update:
 def replicated_update(model, batch, on_sequences=lambda count: None):
     """Each sequence whole, batched with those of the same shape so that nothing is padded, gradients accumulated.
 
-    Logits are computed only for the rows that predict a response. The model's attention implementation is the caller's
-    choice. `on_sequences(count)` is called after each backward.
+    Logits are computed only for the rows that predict a response, and their softmax in fp64: in fp32 the gradient of a
+    likely token, 1 - p, would lose the digits in which the two updates are compared (docs/demo.md). The model's attention
+    implementation is the caller's choice. `on_sequences(count)` is called after each backward.
     """
     model.zero_grad(set_to_none=True)
     loss_sum, logps = 0.0, [None] * len(batch.sequences)
@@ -39,7 +40,7 @@ def replicated_update(model, batch, on_sequences=lambda count: None):
         weights = torch.stack([batch.token_weights[row] for row in rows])[:, start:]
         responses = tokens[:, start:]
         logits = model(tokens, use_cache=False, logits_to_keep=responses.size(1) + 1).logits[:, :-1]
-        logp = torch.log_softmax(logits, -1).gather(-1, responses[..., None])[..., 0]
+        logp = torch.log_softmax(logits, -1, dtype=torch.float64).gather(-1, responses[..., None])[..., 0]
         loss = grpo_loss(logp, weights)
         loss.backward()
         loss_sum += loss.item()
