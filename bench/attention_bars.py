@@ -3,17 +3,17 @@
 import sys
 from pathlib import Path
 
-import regrow
 import torch
 import torch.nn.functional as F
 from interleaved import interleave, ratio, register_peak
 from report import Row
 
+import regrow
 from regrow.reference import visible
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-import named_trees  # noqa: E402
-from accuracy import assert_accurate  # noqa: E402
+import named_trees
+from accuracy import assert_accurate
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
 
@@ -82,9 +82,13 @@ def workload(name, tree, peers, dtype, rounds, bars):
     implementations |= {peer.__name__: peer(tree, tensors, gradient) for peer in peers}
     times = interleave(implementations, rounds)
     label = f"{name}, {str(dtype).removeprefix('torch.')}"
-    rows = [Row(label, f"{run} forward + backward", t.median, "s", note=f"± {t.spread:.0%}") for run, t in times.items()]
+    rows = [
+        Row(label, f"{run} forward + backward", t.median, "s", note=f"± {t.spread:.0%}") for run, t in times.items()
+    ]
     for peer in peers:
-        rows.append(Row(label, f"against {peer.__name__}", ratio(times, peer.__name__, "regrow"), "x", *bars[peer.__name__]))
+        rows.append(
+            Row(label, f"against {peer.__name__}", ratio(times, peer.__name__, "regrow"), "x", *bars[peer.__name__])
+        )
     peak = register_peak(dtype)
     rate = useful_operations(tree) / times["regrow"].best
     rows.append(Row(label, "useful rate, best", rate / 1e9, "GFLOP/s", note=f"register loop {peak / 1e9:.0f}"))

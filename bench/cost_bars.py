@@ -3,10 +3,11 @@
 import time
 from statistics import median
 
-import regrow
 import torch
 from report import Row
 from torch.profiler import ProfilerActivity, profile
+
+import regrow
 
 
 def group_tree(prompt, responses, length):
@@ -63,7 +64,9 @@ def memory():
             beyond[num_tokens] = peak_bytes(run) - results
         label = f"memory beyond inputs and outputs, {str(dtype).removeprefix('torch.')}, one head of 64"
         for num_tokens, count in beyond.items():
-            rows.append(Row(label, f"T = {num_tokens:,}", count / num_tokens, "B/token", note=f"{count / 2**20:.1f} MiB"))
+            rows.append(
+                Row(label, f"T = {num_tokens:,}", count / num_tokens, "B/token", note=f"{count / 2**20:.1f} MiB")
+            )
         growth = beyond[131072] / beyond[65536]
         rows.append(Row(label, "growth from 65,536 to 131,072", growth, "x", bar=2.05, lower=True, note="2 is linear"))
     return rows

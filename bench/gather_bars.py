@@ -3,6 +3,7 @@
 import torch
 from interleaved import interleave, ratio
 from report import Row
+
 from test_gather import (
     NUM_ROWS,
     WIDTH,

@@ -1,6 +1,6 @@
 """`make bench`: every bar of the project, measured in one process, printed and written as JSON.
 
-    python bench/run.py [attention gather cost tree] [--rounds 5] [--out bench/results/bars.json]
+python bench/run.py [attention gather cost tree] [--rounds 5] [--out bench/results/bars.json]
 """
 
 import argparse

@@ -4,8 +4,9 @@ The bars are shares of `copy_`'s bandwidth, bytes read plus bytes written, in th
 """
 
 import pytest
-import regrow
 import torch
+
+import regrow
 
 NUM_ROWS, WIDTH = 65536, 576
 

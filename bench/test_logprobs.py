@@ -4,8 +4,9 @@
 """
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from regrow import reference
 
 NUM_ROWS, WIDTH, VOCABULARY = 1024, 576, 49152

@@ -1,9 +1,10 @@
 """How fast trees and plans are made, on one thread."""
 
-import regrow
 from interleaved import interleave
 from report import Row
 from test_tree import WORKLOADS
+
+import regrow
 
 SEQUENCES, BRANCHES = "64 x 131,072 half shared, tensors", "65,536 x (16 + 1), tensors"
 
@@ -24,5 +25,7 @@ def run(rounds=5):
         regrow.plan(tree, query_heads=8, kv_heads=2)
 
     times = interleave({"regrow": make_plan}, rounds)["regrow"]
-    rows.append(Row("plans", f"one prompt, 8 x 8,192: {tree.num_tokens:,} tokens", times.median * 1e3, "ms", bar=50, lower=True))
+    rows.append(
+        Row("plans", f"one prompt, 8 x 8,192: {tree.num_tokens:,} tokens", times.median * 1e3, "ms", bar=50, lower=True)
+    )
     return rows

@@ -30,6 +30,11 @@ def test_the_floor_is_two_ulp_of_the_largest_value():
     fails((ORACLE + 3 * ulp).float(), ORACLE, ORACLE, "error")
 
 
+def test_rounding_joins_the_floor():
+    assert_accurate(ORACLE + 1e-3, ORACLE, ORACLE, rounding=1.1e-3, per_row=True)
+    fails(ORACLE + 1e-3, ORACLE, ORACLE, "error", rounding=0.9e-3)
+
+
 def test_shape():
     fails(ORACLE[:1], ORACLE, ORACLE, "shape")
 

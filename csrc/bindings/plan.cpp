@@ -16,14 +16,14 @@ template <class T>
 using Integers = py::array_t<T, py::array::c_style>;
 
 py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids,
-                                           const std::optional<Integers<int64_t>>& query_index, int64_t query_start,
-                                           int64_t num_queries, int64_t key_start, int64_t num_keys, int64_t window,
-                                           int64_t query_heads, int64_t kv_heads) {
+                                    const std::optional<Integers<int64_t>>& query_index, int64_t query_start,
+                                    int64_t num_queries, int64_t key_start, int64_t num_keys, int64_t window,
+                                    int64_t query_heads, int64_t kv_heads) {
   Rectangle r;
   r.subtree_end = subtree_end.data();
   r.position_ids = position_ids.data();
   r.num_tokens = subtree_end.size();
-  r.query_index = query_index ? query_index->data() : nullptr;
+  r.query_index = query_index && query_index->size() ? query_index->data() : nullptr;  // an empty one has no address
   r.query_start = query_start;
   r.num_queries = query_index ? query_index->size() : num_queries;
   r.key_start = key_start;

@@ -6,7 +6,8 @@ from regrow._load import _C
 
 
 def plan(
-    tree, *, query_heads, kv_heads, window=None, query_start=0, num_queries=None, query_index=None, key_start=0, num_keys=None
+    tree, *, query_heads, kv_heads, window=None, query_start=0, num_queries=None, query_index=None, key_start=0,
+    num_keys=None,
 ):  # fmt: skip
     """The plan of a rectangle of the tree's axis, made on the host in O(tokens + tiles) and kept by the tree.
 
@@ -20,6 +21,10 @@ def plan(
         plan = regrow.plan(tree, query_heads=8, kv_heads=2)
         out = regrow.tree_attention(q, k, v, tree, plan=plan)
     """
+    if query_index is not None and not (
+        isinstance(query_index, torch.Tensor) and query_index.dtype == torch.int64 and query_index.dim() == 1
+    ):
+        raise ValueError(f"query_index must be a 1-D int64 tensor, got {_describe(query_index)}")
     if query_index is None and num_queries is None:
         num_queries = tree.num_tokens - query_start
     if num_keys is None:
@@ -30,9 +35,7 @@ def plan(
     if window is not None and window <= 0:
         raise ValueError(f"window must be positive, or None for none, got {window}")
     if kv_heads <= 0 or query_heads <= 0 or query_heads % kv_heads:
-        raise ValueError(
-            f"the {query_heads} query heads must be a positive multiple of the {kv_heads} KV heads"
-        )
+        raise ValueError(f"the {query_heads} query heads must be a positive multiple of the {kv_heads} KV heads")
     words = _C.build_cpu_plan(
         tree.host_subtree_end.numpy(),
         tree.host_position_ids.numpy(),
@@ -54,6 +57,10 @@ def plan(
 def cached_plan(tree, *, query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):
     """The plan that the tree keeps for this rectangle, or None. Only attribute and dict reads, which compile."""
     return tree.plans.get(_key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys))
+
+
+def _describe(x):
+    return f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
 def _key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):

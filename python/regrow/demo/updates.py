@@ -30,8 +30,8 @@ def replicated_update(model, batch, on_sequences=lambda count: None):
     """Each sequence whole, batched with those of the same shape so that nothing is padded, gradients accumulated.
 
     Logits are computed only for the rows that predict a response, and their softmax in fp64: in fp32 the gradient of a
-    likely token, 1 - p, would lose the digits in which the two updates are compared (docs/demo.md). The model's attention
-    implementation is the caller's choice. `on_sequences(count)` is called after each backward.
+    likely token, 1 - p, would lose the digits in which the two updates are compared (docs/demo.md). The model's
+    attention implementation is the caller's choice. `on_sequences(count)` is called after each backward.
     """
     model.zero_grad(set_to_none=True)
     loss_sum, logps = 0.0, [None] * len(batch.sequences)

@@ -1,0 +1,157 @@
+"""Inputs of tree attention with known seeds, and the one comparison with the oracle that every test makes."""
+
+from dataclasses import dataclass, field
+
+import regrow
+import torch
+from accuracy import assert_accurate
+from regrow import reference
+
+INPUTS = ("q", "k", "v", "sinks")
+
+
+@dataclass(repr=False)
+class Case:
+    """One call: a rectangle of the tree's axis, its tensors, its options, and the gradients of both results."""
+
+    tree: regrow.PrefixTree
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor
+    sinks: torch.Tensor | None = None
+    partial: bool = False
+    options: dict = field(default_factory=dict)  # of regrow.tree_attention and of the oracle alike
+
+    @property
+    def dtype(self):
+        return self.q.dtype
+
+    def __repr__(self):
+        shapes = {name: list(getattr(self, name).shape) for name in ("q", "k", "v")}
+        sinks, nodes = self.sinks is not None, (self.tree.parent.tolist(), self.tree.node_start.tolist())
+        return f"Case({self.dtype}, {shapes}, {nodes=}, {sinks=}, partial={self.partial}, {self.options})"
+
+
+def make_case(
+    tree, *, dtype=torch.float32, heads=(4, 2), head_dim=16, value_dim=24, queries=None, query_index=None, keys=None,
+    sinks=False, partial=False, magnitude=1.0, seed=0, **options,
+):  # fmt: skip
+    """Random values; `queries` and `keys` are (start, stop) on the axis, all of it by default."""
+    first_query, last_query = queries or (0, tree.num_tokens)
+    first_key, last_key = keys or (0, tree.num_tokens)
+    if query_index is None:
+        num_queries, options["query_start"] = last_query - first_query, first_query
+    else:
+        num_queries, options["query_index"] = len(query_index), query_index
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape, scale=1.0):
+        return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+    return Case(
+        tree=tree,
+        q=random(num_queries, heads[0], head_dim, scale=magnitude),
+        k=random(last_key - first_key, heads[1], head_dim, scale=magnitude),
+        v=random(last_key - first_key, heads[1], value_dim, scale=magnitude),
+        dout=random(num_queries, heads[0], value_dim),
+        dlse=random(heads[0], num_queries),
+        sinks=random(heads[0]) if sinks else None,
+        partial=partial,
+        options={"key_start": first_key, **options},
+    )
+
+
+def run_oracle(case, dtype):
+    """Results and gradients of the dense oracle in any dtype, by name."""
+    return _differentiate(_oracle(case), case, {name: dtype for name in INPUTS})
+
+
+def _oracle(case):
+    def attend(q, k, v, sinks):
+        tree = case.tree
+        return reference.tree_attention(q, k, v, tree.subtree_end, tree.position_ids, sinks=sinks, **case.options)
+
+    return attend
+
+
+def run_regrow(case, **more):
+    def attend(q, k, v, sinks):
+        more_options = {"return_lse": True, "partial": case.partial, **case.options, **more}
+        return regrow.tree_attention(q, k, v, case.tree, sinks=sinks, **more_options)
+
+    wide = torch.float64 if case.dtype == torch.float64 else torch.float32
+    return _differentiate(attend, case, {name: case.dtype for name in INPUTS} | {"sinks": wide})
+
+
+def _differentiate(attend, case, dtypes):
+    inputs = {name: getattr(case, name) for name in INPUTS}
+    leaves = {name: t.detach().to(dtypes[name]).requires_grad_() for name, t in inputs.items() if t is not None}
+    out, lse = attend(**{name: leaves.get(name) for name in INPUTS})
+    gradients = _gradients(leaves, (out, case.dout.to(out.dtype)), (lse, case.dlse.to(lse.dtype)))
+    return {"out": out.detach(), "lse": lse.detach().T} | {f"d{name}": gradient for name, gradient in gradients.items()}
+
+
+def _gradients(leaves, *results):
+    """Without keys and sinks the oracle's lse is a constant: left out."""
+    results = [(result, gradient) for result, gradient in results if result.requires_grad]
+    outputs, grad_outputs = zip(*results, strict=True)
+    gradients = torch.autograd.grad(outputs, list(leaves.values()), grad_outputs, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def rounding(case, oracle):
+    """What rounding intermediate results may cost, by name: the third term of the accuracy rule.
+
+    An ulp of a score is |score| ulp of its weight, and n terms summed in order err like a random walk of n steps. The
+    gradients of scores and sinks are differences, of dout . v and of delta = dout . out - dlse; the part of delta is
+    taken from the oracle, as the gradient of lse.
+    """
+    leaves = {name: getattr(case, name) for name in INPUTS if getattr(case, name) is not None}
+    leaves = {name: t.detach().double().nan_to_num().requires_grad_() for name, t in leaves.items()}
+    out, lse = _oracle(case)(**{name: leaves.get(name) for name in INPUTS})
+    delta = (case.dout.double() * out.detach()).abs().sum(-1).T + case.dlse.double().abs()
+    parts = _gradients(leaves, (lse, delta)) if lse.requires_grad else {}
+
+    group = case.q.size(1) // case.k.size(1)
+    scale = case.options.get("scale") or case.q.size(-1) ** -0.5
+    keys = leaves["k"].repeat_interleave(group, 1)
+    steps = _largest(torch.einsum("qhd,khd->hqk", leaves["q"], keys) * scale)
+    steps += max(case.q.size(0) * group, case.k.size(0), case.q.size(2)) ** 0.5
+    storage = torch.finfo(case.dtype).eps
+    compute = torch.finfo(torch.float64 if case.dtype == torch.float64 else torch.float32).eps
+    costs = {}
+    for name, result in oracle.items():
+        delta_part = _largest(parts[name[1:]]) if name[1:] in parts else 0.0
+        largest = 1.0 if name == "lse" else max(_largest(result), delta_part)
+        costs[name] = 2 * storage * delta_part + 2 * compute * largest * steps
+    return costs
+
+
+def _largest(x):
+    x = x.detach()[x.detach().isfinite()]
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def assert_matches_oracle(case, ours=None):
+    """out, lse and every gradient by the accuracy rule, per row too; returns ours."""
+    ours = run_regrow(case) if ours is None else ours
+    plain, oracle = run_oracle(case, case.dtype), run_oracle(case, torch.float64)
+    assert ours.keys() == oracle.keys()
+    costs = None
+    for name, result in ours.items():
+        compared = dict(per_row=name != "dsinks", what=name)
+        try:
+            assert_accurate(result, plain[name], oracle[name], **compared)
+        except AssertionError:  # rarely: then the floor's third term, which takes longer to find, decides
+            costs = costs or rounding(case, oracle)
+            assert_accurate(result, plain[name], oracle[name], rounding=costs[name], **compared)
+    return ours
+
+
+def assert_same(ours, theirs):
+    """Bit by bit, NaN too."""
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
