@@ -16,9 +16,9 @@ template <class T>
 using Integers = py::array_t<T, py::array::c_style>;
 
 py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids,
-                                           const std::optional<Integers<int64_t>>& query_index, int64_t query_start,
-                                           int64_t num_queries, int64_t key_start, int64_t num_keys, int64_t window,
-                                           int64_t query_heads, int64_t kv_heads) {
+                                    const std::optional<Integers<int64_t>>& query_index, int64_t query_start,
+                                    int64_t num_queries, int64_t key_start, int64_t num_keys, int64_t window,
+                                    int64_t query_heads, int64_t kv_heads) {
   Rectangle r;
   r.subtree_end = subtree_end.data();
   r.position_ids = position_ids.data();

@@ -13,14 +13,14 @@ template <class P>
 struct Shared {
   using Acc = typename P::Acc;
   using Element = typename P::Element;
-  Element *k_columns, *v_columns;  // [kv_heads, key tiles] operand B, a column a key
-  Element* k_rows;                 // [kv_heads, key tiles] operand B, a row a key
-  Element *q, *dout;               // [kv_heads, query tiles, max_rows] operand A
-  Element *q_rows, *dout_rows;     // [kv_heads, query tiles] operand B, a row a query
-  Acc* lse_log2;                   // [kv_heads, query tiles, max_rows]; +inf for a row that sees nothing
-  Acc* delta;                      // the same: rowsum(dout * out) - dlse
-  Acc* dq;                         // [kv_heads, query tiles, max_rows, padded head_dim], unscaled
-  Acc* dsinks;                     // [query tiles, query_heads]
+  Element *k_columns, *v_columns;    // [kv_heads, key tiles] operand B, a column a key
+  Element* k_rows;                   // [kv_heads, key tiles] operand B, a row a key
+  Element *q, *dout;                 // [kv_heads, query tiles, max_rows] operand A
+  Element *q_rows, *dout_rows;       // [kv_heads, query tiles] operand B, a row a query
+  Acc* lse_log2;                     // [kv_heads, query tiles, max_rows]; +inf for a row that sees nothing
+  Acc* delta;                        // the same: rowsum(dout * out) - dlse
+  Acc* dq;                           // [kv_heads, query tiles, max_rows, padded head_dim], unscaled
+  Acc* dsinks;                       // [query tiles, query_heads]
   int32_t *query_turns, *key_turns;  // [kv_heads, tiles]
   KeyMasks<Acc> masks;
 
@@ -51,7 +51,8 @@ struct Scratch {
   using Element = typename P::Element;
   QueryPositions<Acc> queries;
   Acc *scores, *dweights;  // [max_rows, key_tile]: Q K^T, dO V^T
-  // Transposed operands A [max_rows / kPack, key_tile]; dscores_rows: [max_rows, key_tile], the same memory if kPack = 1.
+  // Transposed operands A [max_rows / kPack, key_tile]; dscores_rows: [max_rows, key_tile], the same memory if kPack
+  // = 1.
   Element *weights, *dscores, *dscores_rows;
   Acc *dk, *dv;  // [key_tile, padded dim]
 
@@ -204,8 +205,7 @@ class Backward {
     std::fill(s.dv, s.dv + int64_t(key_tile) * g_.padded_value_dim(), Acc(0));
     for (int i = item.run_begin; i < item.run_end; ++i) {
       const TileRun& run = p_.plan.backward_runs()[i];
-      for (int tile = run.begin; tile < run.end; ++tile)
-        differentiate_tile(s, tile, item.key_tile, head, run.partial);
+      for (int tile = run.begin; tile < run.end; ++tile) differentiate_tile(s, tile, item.key_tile, head, run.partial);
     }
     if (!p_.dk) return;
     const int64_t place = key_index(item.key_tile, head);
@@ -237,12 +237,9 @@ class Backward {
     multiply<P, Into::kReplace, false>({s.scores + first, key_tile}, q, k, rows, count, depth);
     multiply<P, Into::kReplace, false>({s.dweights + first, key_tile}, dout, v, rows, count, value_depth);
 
-    const TileMask<Acc, kGeneral> mask = {s.queries.position,
-                                          s.queries.depth,
-                                          shared_.masks.end + first_key,
-                                          shared_.masks.depth + first_key,
-                                          first_position,
-                                          p_.rectangle.window};
+    const TileMask<Acc, kGeneral> mask = {
+        s.queries.position, s.queries.depth,    shared_.masks.end + first_key, shared_.masks.depth + first_key,
+        first_position,     p_.rectangle.window};
     const int64_t packed_row = query_at * g_.max_rows;
     if (partial || keys < key_tile)
       differentiate_scores<true>(s, mask, tokens, columns, packed_row);
@@ -255,8 +252,8 @@ class Backward {
                                     elements<P>(g_.max_rows)};
       multiply<P, Into::kAdd, true>({s.dv + first * g_.padded_value_dim(), g_.padded_value_dim()},
                                     {s.weights + first, key_tile}, dout_rows, count, g_.value_dim, elements<P>(rows));
-      multiply<P, Into::kAdd, true>({s.dk + first * g_.padded_dim(), g_.padded_dim()},
-                                    {s.dscores + first, key_tile}, q_rows, count, g_.head_dim, elements<P>(rows));
+      multiply<P, Into::kAdd, true>({s.dk + first * g_.padded_dim(), g_.padded_dim()}, {s.dscores + first, key_tile},
+                                    q_rows, count, g_.head_dim, elements<P>(rows));
     }
     if (p_.dq) {
       const Turns turns(shared_.query_turns);
@@ -265,8 +262,8 @@ class Backward {
           elements<P>(key_tile)};
       turns.wait(query_at, p_.plan.ordinal_of_key_tile(query_tile, key_tile_index));
       multiply<P, Into::kAdd, false>({shared_.dq + query_at * g_.max_rows * g_.padded_dim(), g_.padded_dim()},
-                                     {s.dscores_rows + first / kPack, elements<P>(key_tile)}, k_rows, rows,
-                                     g_.head_dim, elements<P>(count));
+                                     {s.dscores_rows + first / kPack, elements<P>(key_tile)}, k_rows, rows, g_.head_dim,
+                                     elements<P>(count));
       turns.next(query_at);
     }
   }

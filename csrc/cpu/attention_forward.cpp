@@ -83,9 +83,8 @@ class Forward {
     executor.for_each(int64_t(g_.header.num_forward_items) * g_.kv_heads, [&](int64_t task, int worker) {
       attend(p_.plan.forward_items()[task / g_.kv_heads], int(task % g_.kv_heads), worker);
     });
-    executor.for_each(int64_t(g_.header.num_merges) * g_.kv_heads, [&](int64_t task, int) {
-      merge(p_.plan.merges()[task / g_.kv_heads], int(task % g_.kv_heads));
-    });
+    executor.for_each(int64_t(g_.header.num_merges) * g_.kv_heads,
+                      [&](int64_t task, int) { merge(p_.plan.merges()[task / g_.kv_heads], int(task % g_.kv_heads)); });
   }
 
  private:
@@ -131,12 +130,9 @@ class Forward {
     const MatrixB<P> v = {shared_.v + index * g_.key_rows(g_.value_dim) + skipped * kPanel<P>, elements<P>(key_tile)};
 
     multiply<P, Into::kReplace, false>({s.scores + columns.begin, key_tile}, q, k, rows, columns.count(), depth);
-    const TileMask<Acc, kGeneral> mask = {s.queries.position,
-                                          s.queries.depth,
-                                          shared_.masks.end + first_key,
-                                          shared_.masks.depth + first_key,
-                                          first_position,
-                                          p_.rectangle.window};
+    const TileMask<Acc, kGeneral> mask = {
+        s.queries.position, s.queries.depth,    shared_.masks.end + first_key, shared_.masks.depth + first_key,
+        first_position,     p_.rectangle.window};
     const bool masked = partial || keys < key_tile;
     scale_and_mask(s, mask, tokens, columns, masked);
     update_maximum(s, rows);
@@ -194,7 +190,7 @@ class Forward {
     for (int row = 0; row < tokens * g_.group; ++row) {
       const Acc* out = s.out + int64_t(row) * g_.padded_value_dim();
       const Acc sum = reduce_add<Acc>(load(s.sum + int64_t(row) * kWidth));
-      const bool seen = s.maximum[row] != -kInfinity<Acc> || sum != 0;  // a NaN score has a weight but is no maximum
+      const bool seen = sum != 0;  // true for a NaN score, which has a weight but is no maximum
       const Acc lse = seen ? s.maximum[row] * Acc(kLn2) + std::log(sum) : -kInfinity<Acc>;
       const Acc inverse = seen ? 1 / sum : Acc(0);
       if (item.slot >= 0) {
@@ -263,7 +259,8 @@ class Forward {
 }  // namespace
 
 int64_t attention_forward_workspace(const AttentionForwardParams& p, int num_workers) {
-  return with_operands(p, [&]<class P, bool kGeneral>() { return Forward<P, kGeneral>(p, num_workers).carve(nullptr); });
+  return with_operands(p,
+                       [&]<class P, bool kGeneral>() { return Forward<P, kGeneral>(p, num_workers).carve(nullptr); });
 }
 
 void attention_forward(const AttentionForwardParams& p, const Executor& executor) {

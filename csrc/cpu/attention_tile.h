@@ -17,10 +17,12 @@ template <class F>
 inline auto with_operands(const AttentionParams& p, const F& f) {
   const bool general = p.softcap != 0 || p.rectangle.window != 0;
   switch (p.q.dtype) {
-    case DType::kFloat64: return general ? f.template operator()<Fp64, true>() : f.template operator()<Fp64, false>();
+    case DType::kFloat64:
+      return general ? f.template operator()<Fp64, true>() : f.template operator()<Fp64, false>();
     case DType::kBFloat16:
       return general ? f.template operator()<Bf16Operand, true>() : f.template operator()<Bf16Operand, false>();
-    default: return general ? f.template operator()<Fp32, true>() : f.template operator()<Fp32, false>();
+    default:
+      return general ? f.template operator()<Fp32, true>() : f.template operator()<Fp32, false>();
   }
 }
 
@@ -44,9 +46,7 @@ struct Geometry {
     return int(std::min<int64_t>(header.key_tile, header.num_keys - int64_t(tile) * header.key_tile));
   }
   // Elements of one tile of keys or queries as an operand.
-  int64_t key_columns(int dim) const {
-    return int64_t(panels<P>(header.key_tile)) * elements<P>(dim) * kPanel<P>;
-  }
+  int64_t key_columns(int dim) const { return int64_t(panels<P>(header.key_tile)) * elements<P>(dim) * kPanel<P>; }
   int64_t key_rows(int dim) const { return int64_t(panels<P>(dim)) * elements<P>(header.key_tile) * kPanel<P>; }
   int64_t query_rows(int dim) const { return int64_t(panels<P>(dim)) * elements<P>(max_rows) * kPanel<P>; }
   int padded_dim() const { return panels<P>(head_dim) * kPanel<P>; }
@@ -134,8 +134,9 @@ struct Columns {
 
 // The columns of a tile that some query may see: none lies after the last query, none ended before the first.
 template <class P>
-inline Columns visible_columns(int keys, bool partial, int64_t first_key_position, const IntOf<typename P::Acc>* key_end,
-                               int64_t first_query_position, int64_t last_query_position) {
+inline Columns visible_columns(int keys, bool partial, int64_t first_key_position,
+                               const IntOf<typename P::Acc>* key_end, int64_t first_query_position,
+                               int64_t last_query_position) {
   int begin = 0, end = keys;
   if (partial) {
     end = int(std::min<int64_t>(keys, last_query_position - first_key_position + 1));
@@ -148,7 +149,8 @@ inline Columns visible_columns(int keys, bool partial, int64_t first_key_positio
 template <class Acc>
 struct ScoreScale {
   explicit ScoreScale(const AttentionParams& p)
-      : log2(Acc(p.scale * kLog2E)), over_cap(Acc(p.softcap ? p.scale / p.softcap : 0)),
+      : log2(Acc(p.scale * kLog2E)),
+        over_cap(Acc(p.softcap ? p.scale / p.softcap : 0)),
         cap_log2(Acc(p.softcap * kLog2E)) {}
 
   Acc log2;

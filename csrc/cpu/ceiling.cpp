@@ -27,9 +27,12 @@ int64_t loop(int64_t iterations) {
 
 int64_t register_loop(DType dtype, int64_t iterations) {
   switch (dtype) {
-    case DType::kFloat64: return loop<Fp64>(iterations);
-    case DType::kBFloat16: return loop<Bf16Operand>(iterations);
-    default: return loop<Fp32>(iterations);
+    case DType::kFloat64:
+      return loop<Fp64>(iterations);
+    case DType::kBFloat16:
+      return loop<Bf16Operand>(iterations);
+    default:
+      return loop<Fp32>(iterations);
   }
 }
 

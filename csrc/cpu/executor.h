@@ -5,7 +5,8 @@
 
 namespace regrow::cpu {
 
-// Runs tasks on the caller's thread pool. Kernels must not let results depend on num_workers or on which worker runs what.
+// Runs tasks on the caller's thread pool. Kernels must not let results depend on num_workers or on which worker runs
+// what.
 struct Executor {
   int num_workers;
   // Calls body(worker) once for each worker in [0, num_workers), possibly one after the other.

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kTaskBytes = 256 << 10;  // some ten microseconds of copying: claims cost nothing, the end stays even
 constexpr int64_t kStreamRowBytes = 256;   // of shorter rows, too many lines are shared by two rows
+constexpr int64_t kPrefetchBytes = 4096;   // how far ahead rows are asked for: no hardware foresees where they lie
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -60,11 +61,12 @@ void gather(const GatherParams& p, const Executor& executor) {
     }
     const char* src = static_cast<const char*>(p.src) + column;
     char* out = static_cast<char*>(p.out) + column;
+    const int64_t ahead = divide_up(kPrefetchBytes, column_end - column);
     for (int64_t i = begin; i < end; ++i) {
       const char* from = src + p.index[i] * p.src_stride;
       char* to = out + i * p.row_bytes;
       if (stream)
-        stream_copy(to, from, column_end - column, src + p.index[std::min(i + 1, end - 1)] * p.src_stride);
+        stream_copy(to, from, column_end - column, src + p.index[std::min(i + ahead, p.num_rows - 1)] * p.src_stride);
       else
         std::memcpy(to, from, column_end - column);
     }
@@ -96,49 +98,86 @@ struct Sources {
   }
 };
 
-// sums[c] = (first ? 0 : sums[c]) + row[c]
+// The rows of src that a task sums, one after the other; `source(k + ahead)` is the one to ask for while reading k.
 template <class S>
-void add_row(ComputeOf<S>* sums, const S* row, int64_t columns, bool first, const S* next) {
+struct SourceRows {
+  const S* src;
+  const int64_t* order;
+  int64_t stride, last, ahead;
+
+  const S* operator()(int64_t k) const { return src + order[std::min(k, last)] * stride; }
+};
+
+// kVectors vectors of one destination row, in registers while its sources pass; a single one may be short (`count`).
+template <class S, int kVectors>
+void sum_columns(ComputeOf<S>* to, bool stream, const SourceRows<S>& source, int64_t begin, int64_t end, int64_t column,
+                 int count = 0) {
   using T = ComputeOf<S>;
   constexpr int kLane = kLanes<T>;
-  for (int64_t c = 0; c < columns; c += kLane) {
-    __builtin_prefetch(next + c);
-    const int count = int(std::min<int64_t>(kLane, columns - c));
-    const Vector<T> x = read_first(row + c, count);
-    store(sums + c, first ? x : load(sums + c) + x);
+  Vector<T> sum[kVectors];
+  for (int64_t k = begin; k < end; ++k) {
+    const S* row = source(k) + column;
+    const char* next = reinterpret_cast<const char*>(source(k + source.ahead) + column);
+    for (int64_t byte = 0; byte < int64_t(kVectors * kLane * sizeof(S)); byte += 64) __builtin_prefetch(next + byte);
+    REGROW_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector<T> x = kVectors > 1 ? Number<S>::read(row + v * kLane) : read_first(row, count);
+      sum[v] = k == begin ? x : sum[v] + x;
+    }
   }
+  REGROW_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    T* place = to + column + v * kLane;
+    if (kVectors == 1)
+      store_first(place, sum[v], count);
+    else if (stream)
+      stream_vector(reinterpret_cast<char*>(place), (Vector<float>)sum[v]);
+    else
+      store(place, sum[v]);
+  }
+}
+
+template <class S>
+void sum_row(ComputeOf<S>* to, bool stream, const SourceRows<S>& source, int64_t begin, int64_t end, int64_t columns) {
+  constexpr int kLane = kLanes<ComputeOf<S>>;
+  stream = stream && reinterpret_cast<intptr_t>(to) % kVectorBytes == 0;
+  int64_t c = 0;
+  for (; c + 16 * kLane <= columns; c += 16 * kLane) sum_columns<S, 16>(to, stream, source, begin, end, c);
+  for (; c + 4 * kLane <= columns; c += 4 * kLane) sum_columns<S, 4>(to, stream, source, begin, end, c);
+  for (; c < columns; c += kLane)
+    sum_columns<S, 1>(to, false, source, begin, end, c, int(std::min<int64_t>(kLane, columns - c)));
 }
 
 template <class S>
 void sum_block(const ScatterParams& p, const Sources& sources, const Blocks::Block& block, bool stream) {
   using T = ComputeOf<S>;
-  alignas(64) T sums[kSumColumns];
-  alignas(64) S rounded[kSumColumns];
-  static constexpr S kZeros[kSumColumns] = {};
-  const int64_t columns = block.column_end - block.column_begin;
-  const S* src = static_cast<const S*>(p.src) + block.column_begin;
-
+  alignas(64) static constexpr S kZeros[kSumColumns] = {};
+  const int64_t columns = block.column_end - block.column_begin, bytes = columns * int64_t(sizeof(S));
+  const SourceRows<S> source = {static_cast<const S*>(p.src) + block.column_begin, sources.order, p.src_stride,
+                                p.num_src_rows - 1, divide_up(kPrefetchBytes, bytes)};
+  const auto copy = [&](S* to, const S* from, const S* next) {
+    if (stream)
+      stream_copy(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from), bytes,
+                  reinterpret_cast<const char*>(next));
+    else
+      std::memcpy(to, from, bytes);
+  };
   for (int64_t r = block.row_begin; r < block.row_end; ++r) {
     const int64_t begin = sources.start[r], end = sources.start[r + 1];
-    const auto source = [&](int64_t i) { return src + sources.order[std::min(i, end - 1)] * p.src_stride; };
-    const S* result = kZeros;
-    if (end - begin == 1) {
-      result = source(begin);
-    } else if (end > begin) {
-      for (int64_t i = begin; i < end; ++i) add_row<S>(sums, source(i), columns, i == begin, source(i + 1));
-      if constexpr (std::is_same_v<S, T>) {
-        result = sums;
-      } else {
-        for (int64_t c = 0; c < columns; c += kLanes<T>) Number<S>::write(rounded + c, load(sums + c));
-        result = rounded;
-      }
+    S* out = static_cast<S*>(p.out) + r * p.row_size + block.column_begin;
+    if (begin == end) {
+      copy(out, kZeros, kZeros);
+    } else if (end - begin == 1) {
+      copy(out, source(begin), source(begin + source.ahead));
+    } else if constexpr (std::is_same_v<S, T>) {
+      sum_row<S>(out, stream, source, begin, end, columns);
+    } else {
+      alignas(64) T sums[kSumColumns];
+      alignas(64) S rounded[kSumColumns];
+      sum_row<S>(sums, false, source, begin, end, columns);
+      for (int64_t c = 0; c < columns; c += kLanes<T>) Number<S>::write(rounded + c, load(sums + c));
+      copy(out, rounded, kZeros);
     }
-    char* out = reinterpret_cast<char*>(static_cast<S*>(p.out) + r * p.row_size + block.column_begin);
-    const char* from = reinterpret_cast<const char*>(result);
-    if (stream)
-      stream_copy(out, from, columns * sizeof(S), from);
-    else
-      std::memcpy(out, from, columns * sizeof(S));
   }
   if (stream) stream_fence();
 }
@@ -163,7 +202,7 @@ void scatter_as(const ScatterParams& p, const Executor& executor) {
   const int64_t row_bytes = p.row_size * int64_t(sizeof(S));
   // Few destinations of very many sources: their columns keep the workers busy.
   const bool lopsided = sources.largest_count * 16 > p.num_src_rows + p.num_rows;
-  const int64_t widest = lopsided ? 512 / int64_t(sizeof(S)) : kSumColumns;
+  const int64_t widest = lopsided ? 1024 / int64_t(sizeof(S)) : kSumColumns;
   const int64_t mean_count = 1 + p.num_src_rows / p.num_rows;
   const Blocks blocks = {p.num_rows, p.row_size, std::max<int64_t>(1, kTaskBytes / (row_bytes * mean_count)),
                          std::min(p.row_size, widest)};

@@ -6,8 +6,8 @@
 #error "compile through add_cpu_kernels, which defines REGROW_ISA"
 #endif
 
-#define REGROW_BEGIN_ISA    \
-  namespace regrow::cpu {   \
+#define REGROW_BEGIN_ISA  \
+  namespace regrow::cpu { \
   inline namespace REGROW_ISA {
 #define REGROW_END_ISA \
   }                    \

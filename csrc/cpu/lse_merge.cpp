@@ -18,7 +18,8 @@ void with_type(DType dtype, const F& f) {
 
 template <class T>
 struct Partials {
-  explicit Partials(const LseMergeParams& p) : p(p), outs(static_cast<const T*>(p.outs)), lses(static_cast<const T*>(p.lses)) {}
+  explicit Partials(const LseMergeParams& p)
+      : p(p), outs(static_cast<const T*>(p.outs)), lses(static_cast<const T*>(p.lses)) {}
 
   int64_t lse_at(int64_t partial, int head, int64_t query) const {
     return (partial * p.heads + head) * p.num_queries + query;
@@ -122,9 +123,8 @@ void lse_merge_backward(const LseMergeBackwardParams& p, const Executor& executo
     const Partials<T> in(p);
     for_each_query(p, executor, [&](int head, int64_t query) { differentiate_row(in, p, head, query); });
     if (p.dsinks)
-      executor.for_each(p.heads, [&](int64_t head, int) {
-        static_cast<T*>(p.dsinks)[head] = differentiate_sink(in, p, int(head));
-      });
+      executor.for_each(
+          p.heads, [&](int64_t head, int) { static_cast<T*>(p.dsinks)[head] = differentiate_sink(in, p, int(head)); });
   });
 }
 

@@ -56,8 +56,7 @@ inline void multiply_tile(MatrixC<P> c, MatrixA<P> a, const typename P::Element*
     for (int r = 0; r < kRows; ++r) {
       const auto x = kTransposed ? a.data[k * a.stride + r] : a.data[r * a.stride + k];
       REGROW_UNROLL
-      for (int v = 0; v < kVectors; ++v)
-        sum[r][v] = P::multiply_add(sum[r][v], x, b + k * kPanel<P> + v * kWidth);
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = P::multiply_add(sum[r][v], x, b + k * kPanel<P> + v * kWidth);
     }
   }
   REGROW_UNROLL

@@ -14,11 +14,16 @@ REGROW_BEGIN_ISA
 template <class F>
 inline void with_storage(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::kFloat64: return f.template operator()<double>();
-    case DType::kFloat32: return f.template operator()<float>();
-    case DType::kBFloat16: return f.template operator()<bfloat16>();
-    case DType::kFloat16: return f.template operator()<float16>();
-    default: CHECK(false, "not a floating dtype: ", name(dtype));
+    case DType::kFloat64:
+      return f.template operator()<double>();
+    case DType::kFloat32:
+      return f.template operator()<float>();
+    case DType::kBFloat16:
+      return f.template operator()<bfloat16>();
+    case DType::kFloat16:
+      return f.template operator()<float16>();
+    default:
+      CHECK(false, "not a floating dtype: ", name(dtype));
   }
 }
 
@@ -55,8 +60,8 @@ inline void for_each_row(const Rows& source, const RowRange& range, const F& f) 
   for (int head = 0; head < range.num_heads; ++head) {
     for (int token = 0; token < range.num_tokens; ++token) {
       const int64_t row = range.first_row + token;
-      const S* from = static_cast<const S*>(source.data) + row * source.row_stride +
-                      (range.first_head + head) * source.head_stride;
+      const S* from =
+          static_cast<const S*>(source.data) + row * source.row_stride + (range.first_head + head) * source.head_stride;
       f(head * range.num_tokens + token, range.unseen_rows && range.unseen_rows[row] ? nullptr : from);
     }
   }

@@ -26,9 +26,7 @@ class Turns {
         std::this_thread::yield();
     }
   }
-  void next(int64_t place) const {
-    std::atomic_ref<int32_t>(counters_[place]).fetch_add(1, std::memory_order_release);
-  }
+  void next(int64_t place) const { std::atomic_ref<int32_t>(counters_[place]).fetch_add(1, std::memory_order_release); }
 
  private:
   static constexpr int kSpins = 1000;  // some 10 us: a tile's time

@@ -41,9 +41,9 @@ struct AttentionBackwardParams : AttentionParams {
   const void* lse;   // [Hq, Tq] contiguous
   const void* dlse;  // [Hq, Tq] contiguous, or null
   // Accumulation type, contiguous, added to; null where no gradient is wanted.
-  void* dq;  // [Tq, Hq, D]
-  void* dk;  // [Tk, Hkv, D]
-  void* dv;  // [Tk, Hkv, Dv]
+  void* dq;         // [Tq, Hq, D]
+  void* dk;         // [Tk, Hkv, D]
+  void* dv;         // [Tk, Hkv, Dv]
   void* dsinks;     // [Hq] accumulation type, written; null without sinks
   void* workspace;  // attention_backward_workspace() bytes
 };

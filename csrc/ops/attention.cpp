@@ -17,8 +17,8 @@ constexpr int64_t kMaxHeadDim = 256;
 
 Rows rows_of(const Tensor& t, const char* what) {
   CHECK(t.dim() == 3, what, " must be [rows, heads, dim], got shape ", shape(t));
-  CHECK(t.numel() == 0 || t.size(2) <= 1 || t.stride(2) == 1, what, " must be contiguous in its last dimension, got stride ",
-        t.stride(2), ": call .contiguous()");
+  CHECK(t.numel() == 0 || t.size(2) <= 1 || t.stride(2) == 1, what,
+        " must be contiguous in its last dimension, got stride ", t.stride(2), ": call .contiguous()");
   return {t.const_data_ptr(), floating_dtype(t, what), t.stride(0), t.stride(1)};
 }
 
@@ -63,7 +63,8 @@ void check_heads(const Call& c) {
   CHECK(c.v.size(0) == c.k.size(0) && c.v.size(1) == kv_heads, "v must have the rows and heads of k, ", shape(c.k),
         ", got ", shape(c.v));
   CHECK(c.q.size(2) == c.k.size(2), "q and k must have one head dim, got ", c.q.size(2), " and ", c.k.size(2));
-  for (const auto& [dim, what] : {std::pair{c.q.size(2), "the head dim of q and k"}, {c.v.size(2), "the head dim of v"}})
+  for (const auto& [dim, what] :
+       {std::pair{c.q.size(2), "the head dim of q and k"}, {c.v.size(2), "the head dim of v"}})
     CHECK(dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim, what, " must be a multiple of 8 up to 256, got ", dim,
           ": pad it with zeros");
   CHECK(c.q.scalar_type() == c.k.scalar_type() && c.q.scalar_type() == c.v.scalar_type(),
@@ -122,8 +123,7 @@ AttentionParams attention_params(const Call& c) {
   p.rectangle = rectangle_of(c);
   check_integers(c.plan, ScalarType::Int, "plan");
   p.plan = PlanView(c.plan.const_data_ptr<int32_t>());
-  const std::string mismatch =
-      p.plan.mismatch(c.plan.size(0), p.rectangle, cpu_tiles(p.query_heads, p.kv_heads));
+  const std::string mismatch = p.plan.mismatch(c.plan.size(0), p.rectangle, cpu_tiles(p.query_heads, p.kv_heads));
   CHECK(mismatch.empty(), "the plan does not fit this call: ", mismatch, "; make one with regrow.plan(tree, ...)");
   return p;
 }
@@ -138,17 +138,18 @@ Tensor workspace(const Tensor& like, int64_t bytes) {
   return torch::stable::new_empty(like, {(bytes + 3) / 4}, ScalarType::Float);
 }
 
-std::tuple<Tensor, Tensor> tree_attention_fwd(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& subtree_end, const Tensor& position_ids,
-    const Tensor& plan, const std::optional<Tensor>& query_index, int64_t query_start, int64_t key_start, double scale,
-    std::optional<int64_t> window, std::optional<double> softcap, const std::optional<Tensor>& sinks, bool partial) {
+std::tuple<Tensor, Tensor> tree_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+                                              const Tensor& subtree_end, const Tensor& position_ids, const Tensor& plan,
+                                              const std::optional<Tensor>& query_index, int64_t query_start,
+                                              int64_t key_start, double scale, std::optional<int64_t> window,
+                                              std::optional<double> softcap, const std::optional<Tensor>& sinks,
+                                              bool partial) {
   AttentionForwardParams p;
-  static_cast<AttentionParams&>(p) = attention_params({q, k, v, subtree_end, position_ids, plan, query_index,
-                                                       query_start, key_start, scale, window, softcap, sinks});
+  static_cast<AttentionParams&>(p) = attention_params(
+      {q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window, softcap, sinks});
   CHECK(!partial || !sinks, "a partial result leaves the sinks out: pass them to lse_merge");
   const ScalarType accumulation = accumulation_type(p.q.dtype);
-  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), v.size(2)},
-                                        partial ? accumulation : q.scalar_type());
+  Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), v.size(2)}, partial ? accumulation : q.scalar_type());
   Tensor lse = torch::stable::new_empty(q, {q.size(1), q.size(0)}, accumulation);
   p.out = out.mutable_data_ptr();
   p.out_dtype = *dtype_of(out);
@@ -210,9 +211,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> tree_attention_bwd(
     return torch::stable::new_zeros(like, {like.size(0), like.size(1), like.size(2)}, accumulation);
   };
   Tensor dq = zeros(q), dk = zeros(k), dv = zeros(v);
-  Tensor dsinks = run_backward({q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale,
-                                window, softcap, sinks},
-                               dout, dlse, out, lse, dq, dk, dv);
+  Tensor dsinks = run_backward(
+      {q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window, softcap, sinks},
+      dout, dlse, out, lse, dq, dk, dv);
   if (accumulation != q.scalar_type()) {
     for (Tensor* gradient : {&dq, &dk, &dv}) *gradient = torch::stable::to(*gradient, q.scalar_type());
   }
@@ -226,21 +227,21 @@ void check_accumulator(const std::optional<Tensor>& t, const Tensor& like, Scala
         " must be contiguous and float32 (float64 for float64 inputs)");
 }
 
-Tensor tree_attention_bwd_accum(
-    const Tensor& dout, const std::optional<Tensor>& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
-    const Tensor& out, const Tensor& lse, const Tensor& subtree_end, const Tensor& position_ids, const Tensor& plan,
-    const std::optional<Tensor>& query_index, int64_t query_start, int64_t key_start, double scale,
-    std::optional<int64_t> window, std::optional<double> softcap, const std::optional<Tensor>& sinks,
-    const std::optional<Tensor>& dq_accum, const std::optional<Tensor>& dk_accum,
-    const std::optional<Tensor>& dv_accum) {
+Tensor tree_attention_bwd_accum(const Tensor& dout, const std::optional<Tensor>& dlse, const Tensor& q, const Tensor& k,
+                                const Tensor& v, const Tensor& out, const Tensor& lse, const Tensor& subtree_end,
+                                const Tensor& position_ids, const Tensor& plan,
+                                const std::optional<Tensor>& query_index, int64_t query_start, int64_t key_start,
+                                double scale, std::optional<int64_t> window, std::optional<double> softcap,
+                                const std::optional<Tensor>& sinks, const std::optional<Tensor>& dq_accum,
+                                const std::optional<Tensor>& dk_accum, const std::optional<Tensor>& dv_accum) {
   const ScalarType accumulation = accumulation_type(floating_dtype(q, "q"));
   check_accumulator(dq_accum, q, accumulation, "dq_accum");
   check_accumulator(dk_accum, k, accumulation, "dk_accum");
   check_accumulator(dv_accum, v, accumulation, "dv_accum");
   CHECK(dk_accum.has_value() == dv_accum.has_value(), "dk_accum and dv_accum go together: pass both or neither");
-  return run_backward({q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window,
-                       softcap, sinks},
-                      dout, dlse, out, lse, dq_accum, dk_accum, dv_accum);
+  return run_backward(
+      {q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window, softcap, sinks},
+      dout, dlse, out, lse, dq_accum, dk_accum, dv_accum);
 }
 
 void fill_merge(LseMergeParams& p, const Tensor& outs, const Tensor& lses, const std::optional<Tensor>& sinks) {

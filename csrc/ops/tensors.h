@@ -28,16 +28,26 @@ inline std::string shape(const Tensor& t) {
 
 inline std::optional<DType> dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
-    case ScalarType::Double: return DType::kFloat64;
-    case ScalarType::Float: return DType::kFloat32;
-    case ScalarType::BFloat16: return DType::kBFloat16;
-    case ScalarType::Half: return DType::kFloat16;
-    case ScalarType::Long: return DType::kInt64;
-    case ScalarType::Int: return DType::kInt32;
-    case ScalarType::Short: return DType::kInt16;
-    case ScalarType::Char: return DType::kInt8;
-    case ScalarType::Byte: return DType::kUInt8;
-    default: return std::nullopt;
+    case ScalarType::Double:
+      return DType::kFloat64;
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::Long:
+      return DType::kInt64;
+    case ScalarType::Int:
+      return DType::kInt32;
+    case ScalarType::Short:
+      return DType::kInt16;
+    case ScalarType::Char:
+      return DType::kInt8;
+    case ScalarType::Byte:
+      return DType::kUInt8;
+    default:
+      return std::nullopt;
   }
 }
 

@@ -17,7 +17,7 @@ std::string message(const Parts&... parts) {
 }  // namespace regrow
 
 // Throws std::invalid_argument (ValueError in Python) with the values and what would be right.
-#define CHECK(condition, ...)                                             \
-  do {                                                                    \
+#define CHECK(condition, ...)                                                      \
+  do {                                                                             \
     if (!(condition)) throw std::invalid_argument(::regrow::message(__VA_ARGS__)); \
   } while (false)

@@ -35,13 +35,13 @@ int32_t checksum(const T* values, int64_t count) {
 int32_t checksum_of_queries(const Rectangle& r) { return r.query_index ? checksum(r.query_index, r.num_queries) : 0; }
 
 void check_rectangle(const Rectangle& r) {
-  CHECK(r.num_tokens <= std::numeric_limits<int32_t>::max(), "a tree holds at most 2^31 - 1 tokens, got ",
-        r.num_tokens, ": split it into several");
+  CHECK(r.num_tokens <= std::numeric_limits<int32_t>::max(), "a tree holds at most 2^31 - 1 tokens, got ", r.num_tokens,
+        ": split it into several");
   CHECK(r.key_start >= 0 && r.num_keys >= 0 && r.key_start + r.num_keys <= r.num_tokens, "keys [", r.key_start, ", ",
         r.key_start + r.num_keys, ") leave the axis of ", r.num_tokens, " tokens");
   if (!r.query_index) {
-    CHECK(r.query_start >= 0 && r.num_queries >= 0 && r.query_start + r.num_queries <= r.num_tokens, "queries [", r.query_start, ", ",
-          r.query_start + r.num_queries, ") leave the axis of ", r.num_tokens, " tokens");
+    CHECK(r.query_start >= 0 && r.num_queries >= 0 && r.query_start + r.num_queries <= r.num_tokens, "queries [",
+          r.query_start, ", ", r.query_start + r.num_queries, ") leave the axis of ", r.num_tokens, " tokens");
   }
   for (int64_t i = 0; r.query_index && i < r.num_queries; ++i) {
     CHECK(r.query_index[i] >= 0 && r.query_index[i] < r.num_tokens, "query_index[", i, "] is ", r.query_index[i],
@@ -58,8 +58,7 @@ void append_run(std::vector<TileRun>& runs, size_t list_start, int64_t begin, in
     runs.back().end = int32_t(end);
     return;
   }
-  const int32_t ordinal =
-      runs.size() > list_start ? runs.back().ordinal + runs.back().end - runs.back().begin : 0;
+  const int32_t ordinal = runs.size() > list_start ? runs.back().ordinal + runs.back().end - runs.back().begin : 0;
   runs.push_back({int32_t(begin), int32_t(end), partial, ordinal});
 }
 
@@ -135,8 +134,8 @@ class ShallowestQuery {
 // What no query sees may hold anything, NaN too: kernels read it as zero.
 std::vector<KeyInterval> unseen_keys(const Rectangle& r) {
   std::vector<KeyInterval> unseen;
-  const bool every_key_is_a_query = !r.query_index && r.query_start <= r.key_start &&
-                                    r.query_start + r.num_queries >= r.key_start + r.num_keys;
+  const bool every_key_is_a_query =
+      !r.query_index && r.query_start <= r.key_start && r.query_start + r.num_queries >= r.key_start + r.num_keys;
   if (every_key_is_a_query) return unseen;
   const ShallowestQuery shallowest(r.window ? r : Rectangle{});
   const auto first_query_from = [&](int64_t position) {
@@ -195,8 +194,7 @@ std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {
   const int64_t num_key_tiles = ceil_div(r.num_keys, tiles.keys);
   std::vector<QuerySummary> query_leaves;
   for (int64_t t = 0; t < num_query_tiles; ++t)
-    query_leaves.push_back(
-        summarize_queries(r, t * tiles.queries, std::min((t + 1) * tiles.queries, r.num_queries)));
+    query_leaves.push_back(summarize_queries(r, t * tiles.queries, std::min((t + 1) * tiles.queries, r.num_queries)));
   std::vector<KeySummary> key_leaves;
   for (int64_t t = 0; t < num_key_tiles; ++t)
     key_leaves.push_back(summarize_keys(r, t * tiles.keys, std::min((t + 1) * tiles.keys, r.num_keys)));
@@ -296,7 +294,8 @@ std::string PlanView::mismatch(int64_t num_words, const Rectangle& r, TileShape 
   if (num_words < int64_t(sizeof(PlanHeader) / 4) || h.magic != kMagic || h.num_words != num_words)
     return "it is not a plan made by regrow.plan for this device";
   const auto differs = [](const char* what, int64_t planned, int64_t called) {
-    return planned == called ? std::string() : message("it was made for ", what, " ", planned, ", the call has ", called);
+    return planned == called ? std::string()
+                             : message("it was made for ", what, " ", planned, ", the call has ", called);
   };
   for (const std::string& text :
        {differs("an axis of", h.num_tokens, r.num_tokens), differs("num_queries", h.num_queries, r.num_queries),

@@ -59,7 +59,7 @@ struct PlanHeader {
   int32_t forward_start;  // [num_query_tiles + 1] into forward_runs
   int32_t num_merges, merges, num_slots;
   int32_t num_backward_items, backward_items;
-  int32_t backward_runs;  // TileRun of query tiles
+  int32_t backward_runs;       // TileRun of query tiles
   int32_t num_unseen, unseen;  // key intervals that no query sees
 };
 

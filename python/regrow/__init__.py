@@ -1,10 +1,12 @@
 """regrow: packed prefix-tree attention, activation replay and draft co-training for RL post-training."""
 
-from regrow import _load  # noqa: F401  (registers torch.ops.regrow)
-from regrow import reference
+from regrow import (
+    _load,  # noqa: F401  (registers torch.ops.regrow)
+    reference,
+)
 from regrow.attention import LseMerge, TreeAttention, lse_merge, tree_attention
 from regrow.gather import ReplayGather, ReplayScatter, replay_gather, replay_scatter
-from regrow.logprobs import TreeLogprobs, row_logprobs, tree_logprobs
+from regrow.logprobs import RowLogprobs, TreeLogprobs, row_logprobs, tree_logprobs
 from regrow.plan import plan
 from regrow.tree import PrefixTree
 
@@ -15,6 +17,7 @@ __all__ = [
     "PrefixTree",
     "ReplayGather",
     "ReplayScatter",
+    "RowLogprobs",
     "TreeAttention",
     "TreeLogprobs",
     "lse_merge",

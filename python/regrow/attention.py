@@ -2,15 +2,17 @@
 
 import torch
 
-from regrow.plan import cached_plan, plan as make_plan
+from regrow.plan import cached_plan
+from regrow.plan import plan as make_plan
 
 _ops = torch.ops.regrow
 
 
 class TreeAttention(torch.autograd.Function):
-    """`torch.ops.regrow.tree_attention_fwd` with gradients for q, k, v and sinks; takes the op's arguments, returns (out, lse).
+    """`torch.ops.regrow.tree_attention_fwd` with gradients for q, k, v and sinks.
 
-    Both results are differentiable: the gradient of lse enters through delta, so merged results stay differentiable.
+    `apply` takes the op's arguments in order and returns (out, lse). Both results are differentiable: the gradient of
+    lse enters through delta, so merged results stay differentiable.
     """
 
     @staticmethod
@@ -100,7 +102,8 @@ def tree_attention(
         sinks = sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
     arguments = (
         q, k, v, tree.subtree_end, tree.position_ids, plan, query_index, query_start, key_start,
-        q.size(-1) ** -0.5 if scale is None else float(scale), window, None if softcap is None else float(softcap), sinks, partial,
+        q.size(-1) ** -0.5 if scale is None else float(scale), window, None if softcap is None else float(softcap),
+        sinks, partial,
     )  # fmt: skip
     if dk_accum is None:
         out, lse = _ops.tree_attention_fwd(*arguments)
@@ -111,13 +114,17 @@ def tree_attention(
 
 
 def _find_plan(tree, q, k, window, query_start, query_index, key_start):
-    rectangle = dict(query_heads=q.size(1), kv_heads=k.size(1), window=window, query_start=query_start, key_start=key_start)
+    rectangle = dict(
+        query_heads=q.size(1), kv_heads=k.size(1), window=window, query_start=query_start, key_start=key_start
+    )
     if torch.compiler.is_compiling():
         found = None
         if query_index is None:
             found = cached_plan(tree, num_queries=q.size(0), num_keys=k.size(0), **rectangle)
         if found is None:
-            raise RuntimeError("no plan for this call, and none can be made under torch.compile: call regrow.plan first")
+            raise RuntimeError(
+                "no plan for this call, and none can be made under torch.compile: call regrow.plan first"
+            )
         return found
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("no plan can be made under graph capture: pass plan=regrow.plan(tree, ...)")
@@ -178,7 +185,22 @@ def lse_merge(outs, lses, sinks=None):
 
 
 @torch.library.register_fake("regrow::tree_attention_fwd")
-def _(q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window, softcap, sinks, partial):
+def _(
+    q,
+    k,
+    v,
+    subtree_end,
+    position_ids,
+    plan,
+    query_index,
+    query_start,
+    key_start,
+    scale,
+    window,
+    softcap,
+    sinks,
+    partial,
+):
     accumulation = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty((q.size(0), q.size(1), v.size(2)), dtype=accumulation if partial else q.dtype)
     return out, q.new_empty((q.size(1), q.size(0)), dtype=accumulation)

@@ -71,12 +71,14 @@ class Targets:
         return cls(rows, num_rows, order, row, token[order], row_start, row_start.tolist())
 
     def chunks(self, hidden, weight):
-        """Yields (slice of rows, slice of targets, the rows' hidden states)."""
+        """Yields (slice of rows, slice of targets, the rows' hidden states, their logits in memory used again)."""
         chunk_rows = max(1, CHUNK_BYTES // max(1, weight.size(0) * weight.element_size()))
+        memory = hidden.new_empty(min(chunk_rows, self.num_rows), weight.size(0))
         for begin in range(0, self.num_rows, chunk_rows):
             rows = slice(begin, min(begin + chunk_rows, self.num_rows))
             chunk = hidden[rows] if self.rows is None else hidden[self.rows[rows]]
-            yield rows, slice(self.bounds[rows.start], self.bounds[rows.stop]), chunk
+            logits = torch.mm(chunk, weight.T, out=memory[: rows.stop - rows.start])
+            yield rows, slice(self.bounds[rows.start], self.bounds[rows.stop]), chunk, logits
 
 
 def _accumulation_dtype(dtype):
@@ -88,8 +90,7 @@ def _forward(hidden, weight, targets, temperature, softcap):
     dtype = _accumulation_dtype(hidden.dtype)
     logp = hidden.new_empty(targets.token.size(0), dtype=dtype)
     entropy = hidden.new_empty(targets.num_rows, dtype=dtype)
-    for rows, span, chunk in targets.chunks(hidden, weight):
-        logits = chunk @ weight.T
+    for rows, span, _, logits in targets.chunks(hidden, weight):
         lse, entropy[rows] = ops.logits_row_stats(logits, temperature, softcap)
         row = targets.row[span] - rows.start
         logp[span] = ops.logits_pick(logits, lse, row, targets.token[span], temperature, softcap)
@@ -99,9 +100,8 @@ def _forward(hidden, weight, targets, temperature, softcap):
 def _backward(dlogp, dentropy, hidden, weight, targets, temperature, softcap, need_hidden, need_weight):
     """dlogp [N] in sorted order, dentropy [R] or None -> dhidden [R,H] of the computed rows, dweight [V,H], or [0]."""
     dhidden = hidden.new_empty((targets.num_rows, hidden.size(1)) if need_hidden else 0)
-    dweight = hidden.new_zeros(weight.shape if need_weight else 0, dtype=_accumulation_dtype(hidden.dtype))
-    for rows, span, chunk in targets.chunks(hidden, weight):
-        logits = chunk @ weight.T
+    dweight = _WeightGradient(weight) if need_weight else None
+    for rows, span, chunk, logits in targets.chunks(hidden, weight):
         lse, entropy = ops.logits_row_stats(logits, temperature, softcap)
         row_start = targets.row_start[rows.start : rows.stop + 1] - span.start
         ops.logits_row_grad_(
@@ -110,11 +110,31 @@ def _backward(dlogp, dentropy, hidden, weight, targets, temperature, softcap, ne
         )  # fmt: skip
         if need_hidden:
             torch.mm(logits, weight, out=dhidden[rows])
-        if need_weight and dweight.dtype == logits.dtype:
-            dweight.addmm_(logits.T, chunk)
-        elif need_weight:
-            dweight += logits.T @ chunk
-    return dhidden, dweight.to(weight.dtype)
+        if need_weight:
+            dweight.add(logits, chunk)
+    return dhidden, dweight.result() if need_weight else weight.new_empty(0)
+
+
+class _WeightGradient:
+    """Sum of products [V,H] over chunks: each product in the weight's dtype, their sum in fp32 (fp64), rounded once."""
+
+    def __init__(self, weight):
+        self.like, self.product, self.sum = weight, None, None
+
+    def add(self, dlogits, chunk):
+        if self.product is None:  # the only chunk of a small call needs no sum
+            self.product = dlogits.T @ chunk
+        elif self.product.dtype == _accumulation_dtype(self.product.dtype):
+            self.product.addmm_(dlogits.T, chunk)
+        else:
+            if self.sum is None:
+                self.sum = self.product.to(_accumulation_dtype(self.product.dtype))
+            self.sum += torch.mm(dlogits.T, chunk, out=self.product)
+
+    def result(self):
+        if self.product is None:
+            return torch.zeros_like(self.like, memory_format=torch.contiguous_format)
+        return self.product if self.sum is None else self.product.copy_(self.sum)
 
 
 def _check(hidden, weight, temperature, softcap):

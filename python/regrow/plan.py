@@ -6,7 +6,8 @@ from regrow._load import _C
 
 
 def plan(
-    tree, *, query_heads, kv_heads, window=None, query_start=0, num_queries=None, query_index=None, key_start=0, num_keys=None
+    tree, *, query_heads, kv_heads, window=None, query_start=0, num_queries=None, query_index=None, key_start=0,
+    num_keys=None,
 ):  # fmt: skip
     """The plan of a rectangle of the tree's axis, made on the host in O(tokens + tiles) and kept by the tree.
 
@@ -34,9 +35,7 @@ def plan(
     if window is not None and window <= 0:
         raise ValueError(f"window must be positive, or None for none, got {window}")
     if kv_heads <= 0 or query_heads <= 0 or query_heads % kv_heads:
-        raise ValueError(
-            f"the {query_heads} query heads must be a positive multiple of the {kv_heads} KV heads"
-        )
+        raise ValueError(f"the {query_heads} query heads must be a positive multiple of the {kv_heads} KV heads")
     words = _C.build_cpu_plan(
         tree.host_subtree_end.numpy(),
         tree.host_position_ids.numpy(),

@@ -1,6 +1,7 @@
 """The oracle: every op in plain, dense torch, differentiable by autograd, in whatever dtype it is given.
 
-Run it in float64 for the truth, in the kernel's own dtype for "plain torch at the same dtype" (docs/design.md, accuracy).
+Run it in float64 for the truth, in the kernel's own dtype for "plain torch at the same dtype" (docs/design.md,
+accuracy).
 """
 
 import torch
@@ -34,16 +35,16 @@ def tree_attention(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
-    partials = [scores] if sinks is None else [scores, sinks.to(scores)[:, None, None].expand(-1, q.size(0), 1)]
-    lse = torch.cat(partials, -1).logsumexp(-1) if partials[0].size(-1) or sinks is not None else None
-    if lse is None:  # no key at all
-        lse = scores.new_full(scores.shape[:2], -torch.inf)
+    with_sink = scores
+    if sinks is not None:
+        with_sink = torch.cat([scores, sinks.to(scores)[:, None, None].expand(-1, q.size(0), 1)], -1)
+    lse = with_sink.logsumexp(-1)
     weights = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0)[..., None])
     return torch.einsum("hqk,khd->qhd", weights, v), lse
 
 
 def lse_merge(outs, lses, sinks=None):
-    """outs [P,Tq,Hq,Dv], lses [P,Hq,Tq] of disjoint key sets -> out, lse of their union; the sink is one more partial."""
+    """outs [P,Tq,Hq,Dv], lses [P,Hq,Tq] of disjoint key sets -> out, lse of their union; the sink is one more part."""
     if sinks is not None:
         lses = torch.cat([lses, sinks.to(lses)[None, :, None].expand(1, -1, lses.size(-1))])
         outs = torch.cat([outs, torch.zeros_like(outs[:1])])

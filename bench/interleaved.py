@@ -1,0 +1,57 @@
+"""Times implementations in turn, A B A B ..., in one process, so that a machine whose speed drifts is fair to all."""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Times:
+    """Seconds of each round."""
+
+    rounds: list
+
+    @property
+    def median(self):
+        return statistics.median(self.rounds)
+
+    @property
+    def best(self):
+        return min(self.rounds)
+
+    @property
+    def spread(self):
+        """Half the distance between the quartiles, as a share of the median."""
+        low, _, high = statistics.quantiles(self.rounds, n=4)
+        return (high - low) / 2 / self.median
+
+
+def interleave(implementations, rounds):
+    """implementations: name -> callable without arguments. One warm-up each, then `rounds` rounds: name -> Times."""
+    for run in implementations.values():
+        run()
+    seconds = {name: [] for name in implementations}
+    for _ in range(rounds):
+        for name, run in implementations.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: Times(values) for name, values in seconds.items()}
+
+
+def ratio(times, peer, ours):
+    """How many times faster than the peer: the median of the ratios round by round."""
+    return statistics.median(a / b for a, b in zip(times[peer].rounds, times[ours].rounds, strict=True))
+
+
+def register_peak(dtype, repeats=5):
+    """Operations per second of multiply-adds in registers on all threads: the best of `repeats`."""
+    like = torch.zeros(1, dtype=dtype)
+    best = 0
+    for _ in range(repeats):
+        start = time.perf_counter()
+        operations = torch.ops.regrow.register_loop(like, 5_000_000)
+        best = max(best, operations / (time.perf_counter() - start))
+    return best

@@ -1,0 +1,64 @@
+"""Rows of a benchmark report: printed as a table, kept as JSON."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+
+import torch
+
+
+@dataclass
+class Row:
+    """One measured number. `bar` and `aim`: what `value` should reach, None where nothing is asked.
+
+    `lower`: smaller is better.
+    """
+
+    workload: str
+    measure: str
+    value: float
+    unit: str
+    bar: float | None = None
+    aim: float | None = None
+    note: str = ""
+    lower: bool = False
+
+    @property
+    def verdict(self):
+        def reached(goal):
+            return self.value <= goal if self.lower else self.value >= goal
+
+        if self.aim is not None and reached(self.aim):
+            return "aim"
+        if self.bar is not None:
+            return "bar" if reached(self.bar) else "MISSED"
+        return ""
+
+
+def machine():
+    """What the numbers were measured on."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "instruction_set": torch.ops.regrow.cpu_isa(""),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def print_rows(rows):
+    """A table with a blank line between workloads."""
+    workload = None
+    for row in rows:
+        if row.workload != workload:
+            workload = row.workload
+            print(f"\n{workload}")
+        goals = ", ".join(f"{name} {goal:g}" for name, goal in (("bar", row.bar), ("aim", row.aim)) if goal is not None)
+        print(f"  {row.measure:<38}{row.value:>12.4g} {row.unit:<9} {row.verdict:<7} {goals:<20} {row.note}")
+
+
+def write_rows(rows, path):
+    """JSON: the machine and every row with its verdict."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine(), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,88 @@
+import itertools
+
+import pytest
+import torch
+from lifted_casts import LiftedCasts, recompute_lifted
+from regrow.demo.compare import compare
+from regrow.demo.objective import group_advantages, make_batch
+from regrow.demo.updates import packed_update, relative_l2, replicated_update, same_shape
+
+
+def both_updates(model, batch):
+    model.set_attn_implementation("sdpa")
+    replicated = replicated_update(model, batch)
+    model.set_attn_implementation("regrow")
+    return replicated, packed_update(model, batch)
+
+
+# Recomputation in backward calls the hook a second time.
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_gradient_is_the_replicated_gradient_in_fp64(model, batch, checkpointing):
+    model.double().train()
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": recompute_lifted})
+    with LiftedCasts():
+        replicated, packed = both_updates(model, batch)
+    assert relative_l2(packed.gradients, replicated.gradients) < 1e-12
+    for name, gradient in replicated.gradients.items():  # each on its own: a lost parameter cannot hide in a norm
+        assert gradient.norm() > 0, name
+        torch.testing.assert_close(packed.gradients[name], gradient, rtol=1e-9, atol=1e-14)
+    torch.testing.assert_close(packed.logp, replicated.logp, rtol=1e-12, atol=1e-12)
+    assert packed.loss == pytest.approx(replicated.loss, abs=1e-14)
+
+
+def test_comparison_alternates_and_agrees_in_fp32(model, batch):
+    steps = []
+    comparison = compare(model, batch, rounds=2, on_step=lambda label, count: steps.append((label, count)))
+    assert sum(count for label, count in steps if label == "replicated") == 2 * 7
+    assert [label for label, _ in itertools.groupby(label for label, _ in steps)] == ["replicated", "packed"] * 2
+    assert comparison.relative_l2 < 1e-5
+    assert len(comparison.replicated_seconds) == len(comparison.packed_seconds) == 2
+    assert comparison.replicated.num_tokens == batch.num_tokens == 9 * 4 + 8 * 3 + 10 + 8
+    assert comparison.packed.num_tokens == 7 + (2 + 3 + 2) + (1 + 4 + 1 + 1)
+
+
+def test_comparison_stops_at_the_time_limit_but_not_before_two_rounds(model, batch):
+    assert len(compare(model, batch, rounds=5, time_limit_seconds=0.0).packed_seconds) == 2
+
+
+def test_rows_of_one_forward_have_one_shape(batch):
+    rows = list(same_shape(batch))
+    assert sorted(index for _, indices in rows for index in indices) == list(range(7))
+    for start, indices in rows:
+        assert {batch.prompt_lengths[index] for index in indices} == {start}
+        assert len({len(batch.sequences[index]) for index in indices}) == 1
+    assert (9, [0, 1]) in rows
+
+
+def test_updates_leave_no_gradient_behind(model, batch):
+    both_updates(model, batch)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_wrong_advantage_shows(model, groups, batch):
+    model.set_attn_implementation("regrow")
+    gradients = packed_update(model, batch).gradients
+    swapped = make_batch([groups[0], groups[1].__class__(**{**vars(groups[1]), "rewards": [1.0, 0.0, 0.0]})])
+    assert relative_l2(packed_update(model, swapped).gradients, gradients) > 0.1
+
+
+def test_advantages_have_mean_zero_and_deviation_one():
+    advantages = group_advantages([1.0, 0.0, 0.0, 0.5])
+    assert advantages.mean().abs() < 1e-15
+    assert advantages.std().item() == pytest.approx(1.0, abs=1e-3)
+    assert group_advantages([0.5, 0.5]).abs().max() == 0
+
+
+def test_weights_lie_on_responses_only(batch):
+    for weights, start in zip(batch.token_weights, batch.prompt_lengths, strict=True):
+        assert not weights[:start].any()
+        assert len(set(weights[start:].tolist())) == 1
+
+
+def test_lifted_casts_lift_every_form():
+    x = torch.ones(2, dtype=torch.float64)
+    with LiftedCasts():
+        casts = [x.float(), x.to(torch.float32), x.to(dtype=torch.bfloat16), torch.softmax(x, 0, dtype=torch.float32)]
+    assert {cast.dtype for cast in casts} == {torch.float64}
+    assert x.float().dtype == torch.float32

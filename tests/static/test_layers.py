@@ -1,0 +1,43 @@
+"""Each layer includes only layers to its left, and torch stays in the op layer (docs/design.md, layers)."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ["platform", "tree", "kernels", "cpu", "ops"]
+ALLOWED = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)} | {"bindings": {"platform", "tree"}}
+SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cuh", ".cu"))
+
+
+def includes(path):
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def layer(path):
+    return path.relative_to(ROOT / "csrc").parts[0]
+
+
+def test_every_folder_is_a_layer():
+    assert {layer(path) for path in SOURCES} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_includes_point_left(path):
+    for name in includes(path):
+        first = name.split("/")[0]
+        if first in ALLOWED:
+            assert first in ALLOWED[layer(path)], f"{name} lies to the right of {layer(path)}"
+        if first in ("torch", "ATen", "c10"):
+            assert layer(path) == "ops", f"{name}: torch stays in csrc/ops"
+            assert name.startswith(("torch/csrc/stable/", "torch/headeronly/")), f"{name} is not in the stable ABI"
+
+
+# Importing regrow must stay cheap: what is heavy belongs to regrow.models and regrow.demo.
+@pytest.mark.parametrize("module", ["transformers", "matplotlib", "rich", "reasoning_gym", "gguf"])
+def test_import_is_light(module):
+    code = f"import regrow, sys; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
