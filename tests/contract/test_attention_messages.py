@@ -113,8 +113,8 @@ BACKWARD_CALLS = {
     r"must be contiguous torch.float32 of shape \[78, 2, 16\], got torch.float64": lambda: attend(
         dk_accum=K.double(), dv_accum=V
     ),
-    r"of shape \[78, 2, 24\], got torch.float32 of shape \[78, 2, 16\]": lambda: (
-        attend(dk_accum=torch.zeros_like(K), dv_accum=torch.zeros_like(K))
+    r"of shape \[78, 2, 24\], got torch.float32 of shape \[78, 2, 16\]": lambda: attend(
+        dk_accum=torch.zeros_like(K), dv_accum=torch.zeros_like(K)
     ),
     r"dk_accum is a buffer that backward adds into: it must not require a gradient": lambda: attend(
         dk_accum=torch.zeros_like(K).requires_grad_(), dv_accum=torch.zeros_like(V)
