@@ -30,7 +30,7 @@ def test_named_trees(isa, name, dtype, options):
     assert_matches_oracle(make_case(TREES[name], dtype=dtype, head_dim=8, value_dim=16, **options))
 
 
-# Past a tile of keys (128), two of queries (64) and the width of every panel: a root of any length up to there, with two
+# Past a tile of keys (128), two of queries (64) and the width of every panel: a root of any length up to there, two
 # branches, and a third from within the first.
 # Seventeen heads share tiles of 8 queries.
 @pytest.mark.parametrize(
