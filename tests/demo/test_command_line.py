@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+
 from regrow.__main__ import main
 from regrow.demo import DemoError, run
 

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+
 from regrow.demo import DemoError, rollout
 from regrow.demo.rollout import draw_groups, until_end
 from regrow.demo.task import Task, worked_answer

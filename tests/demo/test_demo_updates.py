@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+
 from lifted_casts import LiftedCasts, recompute_lifted
 from regrow.demo.compare import compare
 from regrow.demo.objective import group_advantages, make_batch
