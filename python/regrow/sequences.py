@@ -54,6 +54,31 @@ def _join(sequences):
     return tokens, cu_seqlens
 
 
+def depad(ids, attention_mask):
+    """ids and attention_mask [B,L] -> tokens, cu_seqlens as `concatenate` makes them, and the mask as a bool tensor.
+
+    Everything on the CPU. ValueError unless both are matrices of one shape, the mask holds 0 and 1 only, and each row
+    has a 1.
+    """
+    ids, mask = (torch.as_tensor(values).detach().cpu() for values in (ids, attention_mask))
+    if ids.dim() != 2 or mask.shape != ids.shape:
+        raise ValueError(
+            f"ids has shape {tuple(ids.shape)}, attention_mask {tuple(mask.shape)}: give both as [batch, length]"
+        )
+    if not _is_integer(ids.dtype):
+        raise ValueError(f"ids holds {ids.dtype}, not integers: give token ids")
+    real = mask != 0
+    if not torch.equal(real.to(mask.dtype), mask):
+        other = mask[real & (mask != 1)][0].item()
+        raise ValueError(f"attention_mask holds {other}: give 1 (or True) at real tokens and 0 (or False) at padding")
+    lengths = real.sum(1)
+    if not lengths.all():
+        row = int((lengths == 0).nonzero()[0])
+        raise ValueError(f"row {row} has no real token, only padding: leave it out")
+    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return ids[real].to(torch.int64).numpy(), cu_seqlens.numpy(), real
+
+
 def to_int64(values, name, remedy):
     """A list, array or tensor as a contiguous int64 array; ValueError with the remedy unless it is 1-D and integer."""
     if isinstance(values, torch.Tensor):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 
 from regrow._load import _C
-from regrow.sequences import concatenate, to_int64
+from regrow.sequences import concatenate, depad, to_int64
 
 _REDUCTIONS = ("first", "sum", "mean")
 
@@ -14,7 +14,8 @@ _REDUCTIONS = ("first", "sum", "mean")
 class PrefixTree:
     """A forest of token sequences on one axis of T tokens, in depth-first preorder.
 
-    Query `q` sees key `k` if and only if `k <= q < subtree_end[k]`. Made by `from_sequences` or `from_nodes`.
+    Query `q` sees key `k` if and only if `k <= q < subtree_end[k]`. Made by `from_sequences`, `from_padded` or
+    `from_nodes`.
 
     >>> tree = PrefixTree.from_sequences([[5, 6, 7], [5, 6, 8, 9]])
     >>> tree.num_tokens, tree.position_ids.tolist()
@@ -32,6 +33,7 @@ class PrefixTree:
     host_position_ids: torch.Tensor
     tokens: torch.Tensor | None = None  # int64 [T]
     node_of_input: torch.Tensor | None = None  # int64 [num_nodes]: where from_nodes put the caller's nodes
+    padded_index: torch.Tensor | None = None  # int64 [B, L]: axis position of each place of from_padded, -1 at padding
     plans: dict = field(default_factory=dict)  # a cache of this object: neither copied nor pickled
 
     @classmethod
@@ -46,6 +48,24 @@ class PrefixTree:
         [0, 1, 2, 0, 1, 3, 4]
         """
         return cls._from_arrays(_C.tree_from_sequences(*concatenate(sequences)))
+
+    @classmethod
+    def from_padded(cls, ids, attention_mask):
+        """The radix trie of the rows of a padded batch, on the CPU; `to_padded` goes back to the batch.
+
+        `ids` [B, L] integers; `attention_mask` [B, L] of 0 and 1, or booleans. A row's sequence is its tokens under a
+        1, in their order, wherever its zeros stand: left, right, both, or between. Positions count real tokens only, as
+        `generate` counts them. Raises ValueError for other shapes, another mask (a 4-D or additive one, say), a row
+        without real tokens, and what `from_sequences` refuses.
+
+        >>> tree = PrefixTree.from_padded(torch.tensor([[0, 5, 6], [5, 7, 8]]), torch.tensor([[0, 1, 1], [1, 1, 1]]))
+        >>> tree.padded_index
+        tensor([[-1,  0,  1],
+                [ 0,  2,  3]])
+        """
+        tokens, cu_seqlens, real = depad(ids, attention_mask)
+        tree = cls.from_sequences((tokens, cu_seqlens))
+        return replace(tree, padded_index=_at_real_places(real, tree.gather_index))
 
     @classmethod
     def from_nodes(cls, parent, lengths, tokens=None):
@@ -92,6 +112,25 @@ class PrefixTree:
         """
         _check_rows(x, self.num_tokens, "the tree", "unpack takes one row per token of the axis")
         return x.index_select(0, self.gather_index)
+
+    def to_padded(self, x, fill=0):
+        """x [T, ...] on the axis -> [B, L, ...]: the batch that `from_padded` was given, `fill` at its padding.
+
+        A tree made otherwise gives one row per sequence, padded on the right. Differentiable as `unpack` is; padding
+        has no gradient. Raises ValueError if x has another number of rows.
+
+        >>> PrefixTree.from_sequences([[5, 6], [5, 7, 8]]).to_padded(torch.tensor([1.0, 2, 3, 4]), fill=-1)
+        tensor([[ 1.,  2., -1.],
+                [ 1.,  3.,  4.]])
+        """
+        _check_rows(x, self.num_tokens, "the tree", "to_padded takes one row per token of the axis")
+        index = self.padded_index
+        if index is None:
+            lengths = self.cu_seqlens.diff()
+            places = torch.arange(int(lengths.max()) if self.num_sequences else 0, device=lengths.device)
+            index = _at_real_places(places < lengths[:, None], self.gather_index)
+        values = x.index_select(0, index.clamp(min=0).flatten()).view(*index.shape, *x.shape[1:])
+        return values.masked_fill((index < 0).view(*index.shape, *[1] * (x.dim() - 1)), fill)
 
     def pack(self, x, reduce="first"):
         """x [cu_seqlens[-1], ...], the sequences end to end -> [T, ...]; what they share is reduced.
@@ -172,6 +211,11 @@ class PrefixTree:
         from regrow.plot_tree import plot
 
         plot(self, path)
+
+
+def _at_real_places(real, gather_index):
+    """real [B,L] -> int64 [B,L]: the entries of gather_index in their order where `real`, -1 elsewhere."""
+    return gather_index.new_full(real.shape, -1).masked_scatter_(real, gather_index)
 
 
 def _saving(packed, dense):
