@@ -76,7 +76,7 @@ def packed_update(model, batch):
 
 
 def response_logprobs(model, tree, responses):
-    """Log-probs of the sequences' tokens where `responses` (boolean, one for each) holds; only their rows meet the head."""
+    """Log-probs of the sequences' tokens where `responses` (boolean, one each) holds; only their rows meet the head."""
     scored = torch.zeros(tree.num_tokens, dtype=torch.bool)
     scored[tree.gather_index[responses]] = True
     hidden = packed(model.model, tree).last_hidden_state[0]
