@@ -62,3 +62,24 @@ def write_rows(rows, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"machine": machine(), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def write_markdown(rows, path):
+    """The same as a page: one table per workload."""
+    lines = [
+        "# Measured on the CPU",
+        "",
+        "Written by `make bench`; a workload's implementations run in turn in one process, and medians are shown.",
+        "Verdicts: *aim* and *bar* say what was reached, MISSED what was not.",
+        "",
+        ", ".join(f"{name} {value}" for name, value in machine().items()),
+    ]
+    workload = None
+    for row in rows:
+        if row.workload != workload:
+            workload = row.workload
+            lines += ["", f"## {workload}", "", "| measure | value | bar | aim | verdict | |", "|" + " --- |" * 6]
+        goals = ["" if goal is None else f"{goal:g}" for goal in (row.bar, row.aim)]
+        cells = [row.measure, f"{row.value:.4g} {row.unit}".strip(), *goals, row.verdict, row.note]
+        lines.append(f"| {' | '.join(cells)} |")
+    path.write_text("\n".join(lines) + "\n")

@@ -1,6 +1,6 @@
 """`make bench`: every bar of the project, measured in one process, printed and written as JSON.
 
-python bench/run.py [attention gather cost tree] [--rounds 5] [--out bench/results/bars.json]
+python bench/run.py [attention gather cost tree] [--rounds 5] [--out bench/results/bars.json] [--markdown PAGE]
 """
 
 import argparse
@@ -10,7 +10,7 @@ import attention_bars
 import cost_bars
 import gather_bars
 import tree_bars
-from report import machine, print_rows, write_rows
+from report import machine, print_rows, write_markdown, write_rows
 
 SUITES = {"attention": attention_bars.run, "gather": gather_bars.run, "cost": cost_bars.run, "tree": tree_bars.run}
 
@@ -20,6 +20,7 @@ def main():
     parser.add_argument("suites", nargs="*", default=list(SUITES), metavar="suite", help=", ".join(SUITES))
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per workload")
     parser.add_argument("--out", type=Path, default=Path("bench/results/bars.json"))
+    parser.add_argument("--markdown", type=Path, help="also write a page, docs/cpu_performance.md say")
     arguments = parser.parse_args()
     unknown = set(arguments.suites) - set(SUITES)
     if unknown:
@@ -32,6 +33,8 @@ def main():
         print_rows(measured)
         rows += measured
     write_rows(rows, arguments.out)
+    if arguments.markdown:
+        write_markdown(rows, arguments.markdown)
     missed = [row for row in rows if row.verdict == "MISSED"]
     print(f"\n{len(rows)} numbers, {len(missed)} bars missed; written to {arguments.out}")
 

@@ -6,17 +6,18 @@ All comparisons are against an fp64 oracle. There are no tolerances to choose.
 import torch
 
 
-def assert_accurate(ours, plain, oracle, *, per_row=False, rounding=0.0, what="result"):
+def assert_accurate(ours, plain, oracle, *, per_row=False, rounding=None, what="result"):
     """`ours` and `plain` (plain torch at the same dtype) against `oracle` (fp64), elementwise by the largest error.
 
     `per_row` also compares relative errors of rows (first dimension), so that a lost row cannot hide behind large ones.
-    `rounding` joins the floor: what rounding intermediate results once costs where larger ones cancel. Plain torch may
-    cancel exactly what a kernel computes in two ways, so its error can't tell.
+    `rounding`, in the oracle's shape, joins the floor: what rounding costs where larger intermediate results cancel.
+    Plain torch may cancel exactly what a kernel computes in two ways, so its error can't tell.
     """
     assert ours.shape == oracle.shape, f"{what}: shape {list(ours.shape)}, expected {list(oracle.shape)}"
     _assert_same_pattern(ours, oracle, what)
     if oracle.numel() == 0:
         return
+    rounding = torch.zeros_like(oracle) if rounding is None else rounding
     # Of the format that holds the result. The oracle itself is an fp64 computation: its own error counts there.
     unit = torch.finfo(ours.dtype).eps * (128 if ours.dtype == torch.float64 else 1)
     ours, plain, oracle = (x.detach().double() for x in (ours, plain, oracle))
@@ -25,7 +26,7 @@ def assert_accurate(ours, plain, oracle, *, per_row=False, rounding=0.0, what="r
     plain = plain.masked_fill(~finite, 0).nan_to_num()
 
     error, plain_error = (ours - oracle).abs().max(), (plain - oracle).abs().max()
-    floor = 2 * unit * oracle.abs().max() + rounding
+    floor = 2 * unit * oracle.abs().max() + rounding.max()
     assert error <= 2 * plain_error + floor, (
         f"{what}: error {error:.3g}, plain torch {plain_error:.3g}, floor {floor:.3g}"
     )
@@ -42,7 +43,7 @@ def _assert_accurate_rows(ours, plain, oracle, unit, rounding, what):
     ours, plain, oracle = (x.reshape(x.size(0), -1) for x in (ours, plain, oracle))
     norm = oracle.norm(dim=1)
     floor = 2 * min(unit, torch.finfo(torch.float32).eps) * oracle.abs().max() * oracle.size(1) ** 0.5
-    floor = floor + rounding * oracle.size(1) ** 0.5
+    floor = floor + rounding.reshape(oracle.shape).norm(dim=1)
     plain_relative = ((plain - oracle).norm(dim=1) / norm).nan_to_num(0, 0, 0).max()
     excess = (ours - oracle).norm(dim=1) - (2 * plain_relative + 2 * unit) * norm - floor
     row = int(excess.argmax())

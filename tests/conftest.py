@@ -1,9 +1,10 @@
 """Its presence puts this folder on the import path: `import named_trees` works in every test."""
 
 import pytest
-import regrow  # noqa: F401
 import torch
 from hypothesis import settings
+
+import regrow  # noqa: F401
 
 # The first example of a test may load libraries; on a shared machine a deadline tests the neighbours.
 settings.register_profile("regrow", deadline=None)

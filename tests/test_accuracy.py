@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from accuracy import assert_accurate
 
 ORACLE = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -31,8 +32,11 @@ def test_the_floor_is_two_ulp_of_the_largest_value():
 
 
 def test_rounding_joins_the_floor():
-    assert_accurate(ORACLE + 1e-3, ORACLE, ORACLE, rounding=1.1e-3, per_row=True)
-    fails(ORACLE + 1e-3, ORACLE, ORACLE, "error", rounding=0.9e-3)
+    rounding = torch.full_like(ORACLE, 1.1e-3)
+    assert_accurate(ORACLE + 1e-3, ORACLE, ORACLE, rounding=rounding, per_row=True)
+    fails(ORACLE + 1.2e-3, ORACLE, ORACLE, "error", rounding=rounding)
+    rounding[2] = 0
+    fails(ORACLE + 1e-3, ORACLE, ORACLE, "row 2", rounding=rounding, per_row=True)
 
 
 def test_shape():

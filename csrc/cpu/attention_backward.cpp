@@ -151,6 +151,7 @@ class Backward {
     shared_.delta[packed] = row_dot(query, query_head) - dlse;
   }
 
+  // One term after the other, as the products sum: a row with a single key has dweight - delta = 0 to the last bit.
   Acc row_dot(int64_t query, int head) const {
     Acc dot = 0;
     with_storage(p_.out.dtype, [&]<class Out>() {
@@ -159,12 +160,8 @@ class Backward {
           const Out* out = static_cast<const Out*>(p_.out.data) + query * p_.out.row_stride + head * p_.out.head_stride;
           const Dout* dout =
               static_cast<const Dout*>(p_.dout.data) + query * p_.dout.row_stride + head * p_.dout.head_stride;
-          Vector<Acc> sum = {};
-          for (int i = 0; i < g_.value_dim; i += kWidth) {
-            const int count = std::min(kWidth, g_.value_dim - i);
-            sum += read_first<Out>(out + i, count) * read_first<Dout>(dout + i, count);
-          }
-          dot = reduce_add<Acc>(sum);
+          for (int i = 0; i < g_.value_dim; ++i)
+            dot += Acc(Number<Out>::from(out[i])) * Acc(Number<Dout>::from(dout[i]));
         }
       });
     });

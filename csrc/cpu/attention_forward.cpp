@@ -191,7 +191,7 @@ class Forward {
       const Acc* out = s.out + int64_t(row) * g_.padded_value_dim();
       const Acc sum = reduce_add<Acc>(load(s.sum + int64_t(row) * kWidth));
       const bool seen = sum != 0;  // true for a NaN score, which has a weight but is no maximum
-      const Acc lse = seen ? s.maximum[row] * Acc(kLn2) + std::log(sum) : -kInfinity<Acc>;
+      const Acc lse = log_sum(s.maximum[row] * Acc(kLn2), sum);
       const Acc inverse = seen ? 1 / sum : Acc(0);
       if (item.slot >= 0) {
         const int64_t slot_row = (int64_t(item.slot) * g_.kv_heads + head) * g_.max_rows + row;
@@ -203,6 +203,12 @@ class Forward {
     }
   }
 
+  // log(exp(top) * sum), where sum counts what is left of each term. Infinite scores have an infinite lse.
+  static Acc log_sum(Acc top, Acc sum) {
+    if (sum == 0) return -kInfinity<Acc>;
+    return top == kInfinity<Acc> ? top : top + std::log(sum);
+  }
+
   // Lets the sink in and writes a row: out = values * factor.
   void finish_row(const Acc* values, Acc factor, Acc lse, int tile, int head, int tokens, int row) {
     const int query_head = head * g_.group + row / tokens;
@@ -210,7 +216,7 @@ class Forward {
     if (p_.sinks) {
       const Acc sink = static_cast<const Acc*>(p_.sinks)[query_head];
       const Acc top = std::max(sink, lse);  // in this order a NaN sink stays
-      const Acc total = top == -kInfinity<Acc> ? top : top + std::log(std::exp(lse - top) + std::exp(sink - top));
+      const Acc total = std::isinf(top) ? top : top + std::log(std::exp(lse - top) + std::exp(sink - top));
       if (lse != -kInfinity<Acc>) factor *= std::exp(lse - total);
       lse = total;
     }
@@ -243,7 +249,7 @@ class Forward {
         for (int i = 0; i < g_.value_dim; ++i) values[i] += out[i] * weight;
       }
       const bool seen = top != -kInfinity<Acc>;
-      finish_row(values, seen ? 1 / sum : Acc(0), seen ? top + std::log(sum) : top, m.query_tile, head, tokens, row);
+      finish_row(values, seen ? 1 / sum : Acc(0), log_sum(top, sum), m.query_tile, head, tokens, row);
     }
   }
 

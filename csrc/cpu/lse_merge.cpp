@@ -54,7 +54,7 @@ void merge_row(const Partials<T>& in, int head, int64_t query) {
     if (!(lse <= top) && top == top) top = lse;  // a NaN stays
   }
   T total = top;
-  if (top != -kInfinity<T>) {
+  if (!std::isinf(top)) {
     T sum = Partials<T>::weight(in.sink(head), top);
     for (int64_t i = 0; i < p.num_partials; ++i) sum += Partials<T>::weight(in.lses[in.lse_at(i, head, query)], top);
     total = top + std::log(sum);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <type_traits>
+#include <algorithm>
 
 #include "cpu/operand.h"
 
@@ -38,19 +38,7 @@ inline void multiply_tile(MatrixC<P> c, MatrixA<P> a, const typename P::Element*
                           const typename P::Acc* factor) {
   using Acc = typename P::Acc;
   constexpr int kWidth = kLanes<Acc>;
-  Vector<Acc> sum[kRows][kVectors];
-  REGROW_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    REGROW_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kInto == Into::kReplace) {
-        sum[r][v] = Vector<Acc>{};
-      } else {
-        sum[r][v] = load(c.data + r * c.stride + v * kWidth);
-        if constexpr (kInto == Into::kScaleAdd) sum[r][v] *= factor[r];
-      }
-    }
-  }
+  Vector<Acc> sum[kRows][kVectors] = {};
   for (int k = 0; k < depth; ++k) {
     REGROW_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -62,7 +50,12 @@ inline void multiply_tile(MatrixC<P> c, MatrixA<P> a, const typename P::Element*
   REGROW_UNROLL
   for (int r = 0; r < kRows; ++r) {
     REGROW_UNROLL
-    for (int v = 0; v < kVectors; ++v) store(c.data + r * c.stride + v * kWidth, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      Acc* target = c.data + r * c.stride + v * kWidth;
+      if constexpr (kInto == Into::kAdd) sum[r][v] += load(target);
+      if constexpr (kInto == Into::kScaleAdd) sum[r][v] += load(target) * factor[r];
+      store(target, sum[r][v]);
+    }
   }
 }
 
@@ -87,18 +80,27 @@ inline void multiply_panel(MatrixC<P> c, MatrixA<P> a, const typename P::Element
                                                       {a.data + r * row_step, a.stride}, b, depth, factor + r);
 }
 
-// C [rows, columns] (+)= A [rows, depth] B [depth, columns]; depth in Elements. Each sum runs over depth in order,
+// Sums run over blocks of so many Elements, then over blocks: rounding grows with the root of each, not of the whole.
+inline constexpr int kDepthBlock = 128;
+
+// C [rows, columns] (+)= A [rows, depth] B [depth, columns]; depth in Elements. Each sum runs in the same order
 // whatever the tiling, so a row's result does not depend on its neighbours.
 template <class P, Into kInto, bool kTransposed>
 void multiply(MatrixC<P> c, MatrixA<P> a, MatrixB<P> b, int rows, int columns, int depth,
               const typename P::Acc* factor = nullptr) {
+  const int block = std::min(depth, kDepthBlock);
   for (int first = 0; first < columns; first += kPanel<P>) {
     const auto* panel = b.data + int64_t(first / kPanel<P>) * b.panel_depth * kPanel<P>;
     const MatrixC<P> target = {c.data + first, c.stride};
     if (columns - first > kPanel<P> / 2)
-      multiply_panel<P, kInto, kTransposed, 2>(target, a, panel, rows, depth, factor);
+      multiply_panel<P, kInto, kTransposed, 2>(target, a, panel, rows, block, factor);
     else
-      multiply_panel<P, kInto, kTransposed, 1>(target, a, panel, rows, depth, factor);
+      multiply_panel<P, kInto, kTransposed, 1>(target, a, panel, rows, block, factor);
+  }
+  if (depth > block) {
+    const MatrixA<P> rest = {a.data + block * (kTransposed ? a.stride : 1), a.stride};
+    multiply<P, Into::kAdd, kTransposed>(c, rest, {b.data + block * kPanel<P>, b.panel_depth}, rows, columns,
+                                         depth - block);
   }
 }
 

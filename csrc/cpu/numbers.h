@@ -102,6 +102,8 @@ struct Number<float16> {
   static Vector<float> read(const float16* p) {
 #if defined(__AVX512F__)
     return (Vector<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+    return (Vector<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
     Vector<float> x;
     for (int i = 0; i < kLanes<float>; ++i) x[i] = to_float(p[i]);
@@ -111,6 +113,8 @@ struct Number<float16> {
   static void write(float16* p, Vector<float> x) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int i = 0; i < kLanes<float>; ++i) p[i] = to_float16(x[i]);
 #endif

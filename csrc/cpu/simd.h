@@ -8,7 +8,7 @@
 
 #include "cpu/isa.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 

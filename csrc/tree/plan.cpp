@@ -32,6 +32,12 @@ int32_t checksum(const T* values, int64_t count) {
   return int32_t(sum >> 33);
 }
 
+// Depths matter to a window only.
+int32_t checksum_of_tree(const Rectangle& r) {
+  const int32_t ends = checksum(r.subtree_end, r.num_tokens);
+  return r.window ? ends ^ checksum(r.position_ids, r.num_tokens) : ends;
+}
+
 int32_t checksum_of_queries(const Rectangle& r) { return r.query_index ? checksum(r.query_index, r.num_queries) : 0; }
 
 void check_rectangle(const Rectangle& r) {
@@ -261,7 +267,7 @@ std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {
   h.key_start = int32_t(r.key_start);
   h.window = int32_t(std::min<int64_t>(r.window, std::numeric_limits<int32_t>::max()));
   h.indexed = r.query_index != nullptr;
-  h.tree_checksum = checksum(r.subtree_end, r.num_tokens);
+  h.tree_checksum = checksum_of_tree(r);
   h.query_checksum = checksum_of_queries(r);
   h.query_tile = tiles.queries;
   h.key_tile = tiles.keys;
@@ -305,7 +311,7 @@ std::string PlanView::mismatch(int64_t num_words, const Rectangle& r, TileShape 
         differs("window", h.window, std::min<int64_t>(r.window, std::numeric_limits<int32_t>::max())),
         differs("query tiles of", h.query_tile, tiles.queries), differs("key tiles of", h.key_tile, tiles.keys)})
     if (!text.empty()) return text;
-  if (h.tree_checksum != checksum(r.subtree_end, r.num_tokens)) return "it was made for another tree";
+  if (h.tree_checksum != checksum_of_tree(r)) return "it was made for another tree";
   if (h.query_checksum != checksum_of_queries(r)) return "it was made for another query_index";
   return "";
 }

@@ -1,8 +1,9 @@
 """What replay_gather and replay_scatter promise besides numbers: errors, registration, compilation."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 
 ops = torch.ops.regrow
 SRC, INDEX = torch.randn(5, 3), torch.tensor([4, 0, 4])

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-import regrow
 import torch
+
+import regrow
 
 ops = torch.ops.regrow
 HIDDEN, WEIGHT = torch.randn(5, 8), torch.randn(11, 8)

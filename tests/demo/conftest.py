@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from regrow.demo.objective import make_batch
 from regrow.demo.rollout import Group
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+
 from regrow.__main__ import main
 from regrow.demo import DemoError, run
 

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+
 from regrow.demo import DemoError, rollout
 from regrow.demo.rollout import Group, choose_groups, mean_reward, sample_groups
 from regrow.demo.task import DATASET_SIZE, Task, worked_answer

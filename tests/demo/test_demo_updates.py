@@ -3,6 +3,7 @@ import itertools
 
 import pytest
 import torch
+
 from lifted_casts import LiftedCasts, recompute_lifted
 from regrow.demo.compare import compare
 from regrow.demo.memory import peak_bytes

@@ -1,12 +1,13 @@
 import sys
 
 import pytest
-import regrow
 import torch
-from regrow.models import packed
-from regrow.models.hook import LazyMask, attention
 from transformers import GptOssConfig, LlamaConfig
 from transformers.cache_utils import DynamicCache
+
+import regrow
+from regrow.models import packed
+from regrow.models.hook import LazyMask, attention
 
 SEQUENCES = [torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 5]), torch.tensor([6, 7])]
 

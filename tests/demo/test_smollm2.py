@@ -1,6 +1,7 @@
 from importlib.machinery import ModuleSpec
 
 import pytest
+
 from regrow.models import smollm2
 
 

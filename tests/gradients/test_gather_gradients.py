@@ -1,5 +1,6 @@
-import regrow
 import torch
+
+import regrow
 
 INDEX = torch.tensor([4, 0, 4, 2])
 

@@ -1,6 +1,7 @@
 import pytest
-import regrow
 import torch
+
+import regrow
 
 ROW, TOKEN = torch.tensor([4, 0, 4, 4, 1]), torch.tensor([10, 3, 3, 10, 0])  # rows 2 and 3 predict nothing
 PARENT, TOKENS = torch.tensor([-1, 0, 1, 1, 0]), torch.tensor([1, 2, 3, 3, 10])

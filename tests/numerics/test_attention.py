@@ -1,10 +1,11 @@
-"""Tree attention on 2,000 random trees, forward and backward; tree, shape, dtype and options are drawn independently."""
+"""Tree attention on 2,000 random trees, both directions; tree, shape, dtype and options are drawn independently."""
 
 import pytest
 import torch
-from attention_cases import assert_matches_oracle, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from attention_cases import assert_matches_oracle, make_case
 from regrow import PrefixTree
 
 # No GQA and no head shared; ratios of powers of two and not; one whose tile of queries must shrink (17 x 64 rows).

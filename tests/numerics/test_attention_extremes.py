@@ -1,8 +1,9 @@
 """Scores, sizes and values at their extremes."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import assert_matches_oracle, assert_same, make_case, run_oracle, run_regrow
 from named_trees import conversation, empty, grpo_group
 from regrow import PrefixTree
@@ -68,7 +69,7 @@ def test_one_token(dtype):
     assert torch.equal(results["out"], case.v)
 
 
-# An interval whose keys partly come after or beside all queries; scattered queries; a window that leaves the root behind.
+# Keys that partly come after or beside all queries; scattered queries; a window that leaves the root behind.
 @FLOATS
 @pytest.mark.parametrize(
     "rectangle",

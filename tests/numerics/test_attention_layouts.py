@@ -1,8 +1,9 @@
 """Inputs and gradients of any strides with a contiguous last dimension."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from attention_cases import assert_same, make_case, run_regrow
 from named_trees import conversation
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from attention_cases import assert_matches_oracle, make_case
 from named_trees import named_trees, ragged
 from regrow import PrefixTree
@@ -29,10 +30,12 @@ def test_named_trees(isa, name, dtype, options):
     assert_matches_oracle(make_case(TREES[name], dtype=dtype, head_dim=8, value_dim=16, **options))
 
 
-# Past a tile of keys (128), which holds two of queries (64) and every width of a panel: a root of any length up to there,
-# two branches, and a third from within the first.
+# Past a tile of keys (128), two of queries (64) and the width of every panel: a root of any length up to there, two
+# branches, and a third from within the first.
 # Seventeen heads share tiles of 8 queries.
-@pytest.mark.parametrize("offset, group", [(offset, 1) for offset in range(131)] + [(offset, 17) for offset in range(18)])
+@pytest.mark.parametrize(
+    "offset, group", [(offset, 1) for offset in range(131)] + [(offset, 17) for offset in range(18)]
+)
 def test_a_fork_at_each_offset_of_a_tile(offset, group):
     parent, lengths = ([-1, 0, 0, 1], [offset, 9, 70, 30]) if offset else ([-1, -1, 0], [9, 70, 30])
     tree = PrefixTree.from_nodes(parent, lengths)

@@ -1,8 +1,9 @@
 """replay_gather and replay_scatter against plain torch, bit for bit where no rounding is involved."""
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from accuracy import assert_accurate
 from regrow import reference
 

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-import regrow
 import torch
+
+import regrow
 from accuracy import assert_accurate
 from regrow import reference
 from regrow.logprobs import CHUNK_BYTES
