@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from regrow.demo.learn import Master, learn, learn_step
 from regrow.demo.objective import CLIP, grpo_loss, make_batch
 from regrow.demo.updates import packed_update

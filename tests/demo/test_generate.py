@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from regrow.demo import generate as module
 from regrow.demo.generate import Axis, choose, generate
 
