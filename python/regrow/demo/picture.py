@@ -23,7 +23,7 @@ def draw(report, batch, path):
         panels = figure.subplot_mosaic([["rewards", "rewards", "seconds"], ["tree", "tree", "bytes"]])
         settings = report["settings"]
         figure.suptitle(
-            f"{settings['model']} learns {settings['task']} by packed GRPO on {settings['threads']} CPU threads",
+            f"{settings['model']} learns {settings['task']} by packed GRPO, {settings['threads']} CPU thread(s)",
             fontweight="bold",
         )
         draw_rewards(panels["rewards"], report)

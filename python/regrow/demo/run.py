@@ -34,7 +34,7 @@ class Scale:
     questions: int = 8
     heldout: int = 64
     rounds: int = ROUNDS
-    steps: int = 24
+    steps: int = 40
     group: int = 8
 
 
