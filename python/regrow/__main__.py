@@ -10,14 +10,16 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
         "demo",
-        help="one GRPO update of SmolLM2, replicated and packed, compared",
+        help="SmolLM2 learns a task by packed GRPO; one update is also computed replicated, and compared",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument("--seed", type=int, default=0, help="of the questions and the samples")
     demo.add_argument("--task", default="chain_sum", help="a reasoning-gym task")
-    demo.add_argument("--group", type=group_size, default=8, help="sampled responses per question")
+    demo.add_argument("--steps", type=positive, help="updates (40; quick: 3)")
+    demo.add_argument("--group", type=group_size, help="sampled responses per question (8; quick: 4)")
     demo.add_argument("--model", help="a local transformers folder instead of SmolLM2's package")
-    demo.add_argument("--out", default="demo/report.json", help="where the report goes")
+    demo.add_argument("--out", default="demo/report.json", help="where the report goes, and report.png beside it")
+    demo.add_argument("--quick", action="store_true", help="every part, but small: about a minute")
     return run_demo(**{key: value for key, value in vars(parser.parse_args(arguments)).items() if key != "command"})
 
 
@@ -27,6 +29,14 @@ def group_size(text):
     if size < 2:
         raise argparse.ArgumentTypeError(f"a group needs at least 2 responses, got {size}")
     return size
+
+
+def positive(text):
+    """An integer above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
 
 
 def run_demo(**options):

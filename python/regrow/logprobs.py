@@ -32,13 +32,14 @@ def row_logprobs(hidden, weight, target_row, target_token, *, temperature=1.0, s
     return ops.row_logprobs(hidden, weight, target_row, target_token, temperature, softcap)
 
 
-def tree_logprobs(hidden, weight, tree, *, temperature=1.0, softcap=None, return_entropy=False):
+def tree_logprobs(hidden, weight, tree, *, where=None, temperature=1.0, softcap=None, return_entropy=False):
     """Log-probability of every token of a tree under the row that predicts it, 0 at roots.
 
     hidden [T,H] on the tree's token axis; weight [V,H]; token t is predicted by row `tree.parent_index[t]`.
+    where: boolean [T], the tokens to score (those of responses, say); the others get 0 and cost nothing.
     Returns logp [T], or (logp, entropy) with `entropy[t]` that of the row that predicts t (nats, 0 at roots), in fp32
     (fp64 for fp64), differentiable in hidden and weight. Only rows that predict something are computed.
-    Raises ValueError as row_logprobs does, and for a tree without tokens or of another size.
+    Raises ValueError as row_logprobs does, and for a tree without tokens, or `where` or a tree of another size.
 
         logp = regrow.tree_logprobs(hidden, lm_head.weight, tree, temperature=0.7)
     """
@@ -46,7 +47,15 @@ def tree_logprobs(hidden, weight, tree, *, temperature=1.0, softcap=None, return
         raise ValueError("the tree has no tokens to predict: give from_nodes its tokens")
     if hidden.size(0) != tree.num_tokens:
         raise ValueError(f"hidden has {hidden.size(0)} rows, the tree has {tree.num_tokens} tokens")
-    logp, entropy = ops.tree_logprobs(hidden, weight, tree.parent_index, tree.tokens, temperature, softcap)
+    parent_index = tree.parent_index
+    if where is not None:
+        if where.dtype != torch.bool or list(where.shape) != [tree.num_tokens]:
+            raise ValueError(
+                f"where must be a boolean tensor of shape [{tree.num_tokens}], "
+                f"got {where.dtype} of shape {list(where.shape)}"
+            )
+        parent_index = parent_index.masked_fill(~where, -1)  # a token without a parent is predicted by no row
+    logp, entropy = ops.tree_logprobs(hidden, weight, parent_index, tree.tokens, temperature, softcap)
     return (logp, entropy) if return_entropy else logp
 
 

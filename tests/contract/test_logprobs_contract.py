@@ -54,6 +54,9 @@ def test_tree_messages():
     raises(r"tokens\[3\] is 11, outside the vocabulary of 11", call, tokens=torch.tensor([1, 2, 3, 11, 12]))
     raises(r"parent_index\[2\] is 5, beyond the 5 tokens", call, parent_index=torch.tensor([-1, 0, 5, 1, 0]))
     raises(r"parent_index must be an int64 tensor of shape \[5\]", call, parent_index=TREE.parent_index.int())
+    for where in (torch.ones(4, dtype=torch.bool), torch.ones(5)):
+        message = r"where must be a boolean tensor of shape \[5\], got .* of shape"
+        raises(message, regrow.tree_logprobs, HIDDEN, WEIGHT, TREE, where=where)
     call(tokens=torch.tensor([99, 2, 3, 4, 10]))  # nobody predicts a root: it may be a token of another vocabulary
 
 

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,20 +11,35 @@ from regrow.demo import DemoError, run
 # What other tools read from the report; dots mean nesting.
 KEYS = (
     "gradient.relative_l2", "gradient.norm", "tokens.dense", "tokens.packed", "seconds.replicated", "seconds.packed",
-    "token_ratio", "speedup", "loss.replicated", "loss.packed", "rewards", "questions", "responses", "versions.torch",
+    "peak_bytes.replicated", "peak_bytes.packed", "token_ratio", "speedup", "loss.replicated", "loss.packed", "rewards",
+    "heldout.before", "heldout.after", "seconds.phases.learn", "seconds.total", "learning.loss",
+    "learning.gradient_norm", "settings.seed", "compared.questions", "compared.responses", "versions.torch",
 )  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
 def stubbed(monkeypatch, model, groups):
-    """The demo with the tiny model and groups that need no sampling."""
+    """The demo with the tiny model and groups that need no sampling; returns how it was asked to sample."""
+    asked = []
+
+    def sample_groups(policy, tokenizer, task, entries, **options):
+        asked.append((len(entries), options["group_size"]))
+        return groups
+
+    def questions(name, tokenizer, *, seed, num_heldout):
+        return SimpleNamespace(questions=lambda count: [None] * count, num_heldout=num_heldout)
+
     monkeypatch.setattr(run, "load", lambda folder: (model, None))
-    monkeypatch.setattr(run, "draw_groups", lambda *_, **__: (groups, 3))
+    monkeypatch.setattr(run, "Task", questions)
+    monkeypatch.setattr(run, "sample_groups", sample_groups)
+    monkeypatch.setattr(run, "heldout_reward", lambda policy, tokenizer, task, limit: task.num_heldout / 100)
+    return asked
 
 
 def test_report_holds_every_key(stubbed, tmp_path, capsys):
     path = tmp_path / "new" / "report.json"
-    assert main(["demo", "--out", str(path)]) == 0
+    assert main(["demo", "--steps", "6", "--seed", "3", "--out", str(path)]) == 0
     report = json.loads(path.read_text())
     for key in KEYS:
         value = report
@@ -32,14 +48,31 @@ def test_report_holds_every_key(stubbed, tmp_path, capsys):
     assert report["gradient"]["relative_l2"] <= 1e-5
     assert report["tokens"] == {"dense": 78, "packed": 21}
     assert report["token_ratio"] == pytest.approx(78 / 21)
-    assert [len(texts) for texts in report["responses"]] == [len(rewards) for rewards in report["rewards"]] == [4, 3]
-    assert report["questions_drawn"] == 3
+    assert min(report["peak_bytes"].values()) > 0
+    assert report["rewards"] == pytest.approx([(1.5 / 4 + 1 / 3) / 2] * 6)
+    assert report["heldout"] == {"before": 0.64, "after": 0.64}
+    assert len(report["learning"]["loss"]) == report["settings"]["steps"] == 6
+    assert report["settings"]["seed"] == 3
+    assert stubbed == [(8, 8)] * 6  # what is compared is the first step's own sample
+    assert path.with_suffix(".png").read_bytes().startswith(PNG)
     assert "gradient, relative L2" in capsys.readouterr().out
+
+
+def test_quick_is_small_and_options_go_before_it(stubbed, tmp_path):
+    path = tmp_path / "report.json"
+    assert main(["demo", "--quick", "--out", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert stubbed == [(4, 4)] * 3
+    assert report["heldout"]["before"] == 0.16
+    assert len(report["seconds"]["runs"]["packed"]) == 1
+    stubbed.clear()
+    assert main(["demo", "--quick", "--group", "3", "--steps", "1", "--out", str(path)]) == 0
+    assert stubbed == [(4, 3)]
 
 
 def test_a_gradient_beyond_the_limit_fails(stubbed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "GRADIENT_LIMIT", -1.0)
-    assert main(["demo", "--out", str(tmp_path / "report.json")]) == 1
+    assert main(["demo", "--quick", "--out", str(tmp_path / "report.json")]) == 1
     assert "the gradients differ by" in capsys.readouterr().out
 
 
@@ -57,10 +90,15 @@ def test_a_model_that_is_no_folder_is_told(tmp_path, capsys):
     assert "absent is not a folder: give a local transformers model" in capsys.readouterr().err
 
 
-def test_a_group_of_one_is_refused(capsys):
+# An update needs a spread of rewards, and a run at least one update.
+@pytest.mark.parametrize(
+    "option, message",
+    [("--group", "a group needs at least 2 responses, got 1"), ("--steps", "must be at least 1, got 0")],
+)
+def test_numbers_that_are_too_small_are_refused(capsys, option, message):
     with pytest.raises(SystemExit):
-        main(["demo", "--group", "1"])
-    assert "a group needs at least 2 responses, got 1" in capsys.readouterr().err
+        main(["demo", option, message.split()[-1]])
+    assert message in capsys.readouterr().err
 
 
 def test_help_and_errors_without_the_demo_packages():

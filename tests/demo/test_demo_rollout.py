@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import pytest
 
 from regrow.demo import DemoError, rollout
-from regrow.demo.rollout import draw_groups, until_end
-from regrow.demo.task import Task, worked_answer
+from regrow.demo.rollout import Group, choose_groups, mean_reward, sample_groups
+from regrow.demo.task import DATASET_SIZE, Task, worked_answer
 
 
 class WordTokenizer:
@@ -22,50 +22,77 @@ class WordTokenizer:
         return f"<answer>{tokens[0]}</answer>"
 
 
-def draw(monkeypatch, rewards, **options):
-    """Draws groups whose rewards are given, question by question."""
-    responses = iter([[[int(reward)] for reward in group] for group in rewards])
-    monkeypatch.setattr(rollout, "sample", lambda *_: next(responses))
+def group(name, rewards):
+    return Group(name, "1", [1, 2, 3], [[4]] * len(rewards), ["text"] * len(rewards), rewards)
+
+
+def test_each_prompt_gets_its_own_responses(monkeypatch):
+    seen = {}
+
+    def generate(model, prompts, **options):
+        seen.update(options, prompts=prompts)
+        return [[1], [5], [6, 0], [1]]
+
+    monkeypatch.setattr(rollout, "generate", generate)
     task = SimpleNamespace(
-        question=lambda index: {"question": f"question {index}", "answer": "1"},
-        prompt=lambda entry: [1, 2, 3],
-        reward=lambda entry, text: float(text == "<answer>1</answer>"),
+        prompt=lambda entry: [entry["number"]],
+        reward=lambda entry, text: float(text == f"<answer>{entry['answer']}</answer>"),
     )
-    return draw_groups(None, WordTokenizer(), task, num_groups=2, group_size=2, max_new_tokens=4, **options)
+    entries = [{"question": "a", "answer": "1", "number": 7}, {"question": "b", "answer": "6", "number": 8}]
+    groups = sample_groups(None, WordTokenizer(), task, entries, group_size=2, max_new_tokens=4)
+    assert seen == {"prompts": [[7], [7], [8], [8]], "max_new_tokens": 4, "end_token": 0, "greedy": False}
+    assert [group.responses for group in groups] == [[[1], [5]], [[6, 0], [1]]]
+    assert [group.rewards for group in groups] == [[1.0, 0.0], [1.0, 0.0]]
+    assert mean_reward(groups) == 0.5
 
 
-def test_groups_without_spread_are_drawn_again(monkeypatch):
-    kept = []
-    groups, drawn = draw(monkeypatch, [[1, 1], [1, 0], [0, 0], [0, 1]], on_draw=kept.append)
-    assert [group.question for group in groups] == ["question 1", "question 3"]
-    assert [group.rewards for group in groups] == [[1.0, 0.0], [0.0, 1.0]]
-    assert drawn == 4
-    assert kept == [0, 1, 1, 2]
+def test_groups_without_spread_are_passed_over():
+    draws = [[group("a", [1, 1]), group("b", [1, 0])], [group("c", [0, 0]), group("d", [0, 1]), group("e", [0, 1])]]
+    groups, seen = choose_groups(iter(draws), 2)
+    assert [group.question for group in groups] == ["b", "d"]
+    assert seen == 4
 
 
-def test_draws_are_bounded(monkeypatch):
-    with pytest.raises(DemoError, match="only 1 of 16 questions gave rewards that differ, 2 are needed"):
-        draw(monkeypatch, [[1, 0]] + [[1, 1]] * 15)
-
-
-def test_a_response_ends_with_its_end_token():
-    assert until_end([5, 6, 0, 0, 0], 0) == [5, 6, 0]
-    assert until_end([5, 6], 0) == [5, 6]
+def test_draws_are_bounded():
+    draws = iter([[group("a", [1, 0])]] + [[group("b", [1, 1])]] * 9)
+    with pytest.raises(DemoError, match="only 1 of 4 questions gave rewards that differ, 2 are needed"):
+        choose_groups(draws, 2)
 
 
 def test_prompts_share_as_many_examples_as_fit():
+    first, second = Task("chain_sum", WordTokenizer()).questions(2)
     full = Task("chain_sum", WordTokenizer(), max_prompt_tokens=256)
-    short = Task("chain_sum", WordTokenizer(), max_prompt_tokens=len(full.prompt(full.question(0))) - 1)
-    assert len(short.prompt(short.question(0))) < len(full.prompt(full.question(0)))
-    first, second = (full.prompt(full.question(index)) for index in range(2))
-    num_question_tokens = len(full.question(0)["question"].split())
-    assert first[:-num_question_tokens] == second[:-num_question_tokens]
+    short = Task("chain_sum", WordTokenizer(), max_prompt_tokens=len(full.prompt(first)) - 1)
+    assert len(short.prompt(first)) < len(full.prompt(first))
+    num_question_tokens = len(first["question"].split())
+    assert full.prompt(first)[:-num_question_tokens] == full.prompt(second)[:-num_question_tokens]
+
+
+def test_questions_to_learn_from_are_new_and_never_held_out():
+    task = Task("chain_sum", WordTokenizer(), num_heldout=20)
+    held = {entry["question"] for entry in task.heldout.values()}
+    shown = {task.dataset[index]["question"] for index in range(5)}
+    questions = [*task.questions(30), *task.questions(30)]
+    assert len(held) == 20
+    assert not held & {entry["question"] for entry in questions}
+    assert not held & shown
+    indices = [entry["metadata"]["source_index"] for entry in questions]
+    assert indices == sorted(set(indices))
+    again = Task("chain_sum", WordTokenizer(), num_heldout=20)
+    assert list(again.heldout) == list(task.heldout)
+
+
+def test_a_task_with_too_few_questions_is_told():
+    task = Task("chain_sum", WordTokenizer())
+    task.next_index = DATASET_SIZE
+    with pytest.raises(DemoError, match="the task's 100,000 entries hold too few different questions"):
+        task.questions(1)
 
 
 def test_a_question_that_is_too_long_is_told():
     task = Task("chain_sum", WordTokenizer(), max_prompt_tokens=5)
     with pytest.raises(DemoError, match="the question takes 24 tokens, the limit is 5"):
-        task.prompt(task.question(0))
+        task.prompt(task.questions(1)[0])
 
 
 def test_an_unknown_task_is_told():
@@ -75,7 +102,7 @@ def test_an_unknown_task_is_told():
 
 def test_the_verifier_reads_the_tags_and_accepts_what_examples_show():
     task = Task("chain_sum", WordTokenizer(), seed=3)
-    entry = task.question(0)
+    entry = task.questions(1)[0]
     assert task.reward(entry, worked_answer(entry)) == 1.0
     assert task.reward(entry, entry["answer"]) == 0.0
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 
 from lifted_casts import LiftedCasts, recompute_lifted
 from regrow.demo.compare import compare
+from regrow.demo.memory import peak_bytes
 from regrow.demo.objective import group_advantages, make_batch
 from regrow.demo.updates import packed_update, relative_l2, replicated_update, same_shape
 
@@ -35,16 +37,29 @@ def test_packed_gradient_is_the_replicated_gradient_in_fp64(model, batch, checkp
 def test_comparison_alternates_and_agrees_in_fp32(model, batch):
     steps = []
     comparison = compare(model, batch, rounds=2, on_step=lambda label, count: steps.append((label, count)))
-    assert sum(count for label, count in steps if label == "replicated") == 2 * 7
-    assert [label for label, _ in itertools.groupby(label for label, _ in steps)] == ["replicated", "packed"] * 2
+    assert sum(count for label, count in steps if label == "replicated") == 3 * 7
+    assert [label for label, _ in itertools.groupby(label for label, _ in steps)] == ["replicated", "packed"] * 3
     assert comparison.relative_l2 < 1e-5
-    assert len(comparison.replicated_seconds) == len(comparison.packed_seconds) == 2
+    assert {name: len(seconds) for name, seconds in comparison.seconds.items()} == {"replicated": 2, "packed": 2}
+    assert min(comparison.peak_bytes.values()) > 0
     assert comparison.replicated.num_tokens == batch.num_tokens == 9 * 4 + 8 * 3 + 10 + 8
     assert comparison.packed.num_tokens == 7 + (2 + 3 + 2) + (1 + 4 + 1 + 1)
 
 
-def test_comparison_stops_at_the_time_limit_but_not_before_two_rounds(model, batch):
-    assert len(compare(model, batch, rounds=5, time_limit_seconds=0.0).packed_seconds) == 2
+def test_comparison_stops_at_the_time_limit_but_not_before_a_timed_round(model, batch):
+    assert len(compare(model, batch, rounds=5, time_limit_seconds=0.0).seconds["packed"]) == 1
+
+
+def test_peak_bytes_are_counted_from_what_was_there():
+    kept = torch.ones(1000)
+
+    def run():
+        half = kept.double()  # 8,000
+        return (half + 1).float()  # 8,000 more at the peak, or 8,000 + 4,000 after it
+
+    result, peak = peak_bytes(run)
+    assert result.dtype == torch.float32
+    assert 20_000 <= peak <= 20_500
 
 
 def test_rows_of_one_forward_have_one_shape(batch):
@@ -54,6 +69,16 @@ def test_rows_of_one_forward_have_one_shape(batch):
         assert {batch.prompt_lengths[index] for index in indices} == {start}
         assert len({len(batch.sequences[index]) for index in indices}) == 1
     assert (9, [0, 1]) in rows
+
+
+def test_old_log_probs_reach_both_updates(model, batch):
+    model.set_attn_implementation("regrow")
+    lengths = [len(w) - s for w, s in zip(batch.token_weights, batch.prompt_lengths, strict=True)]
+    old = [logp + 0.3 * (-1) ** i for i, logp in enumerate(packed_update(model, batch).logp.split(lengths))]
+    replicated, packed = both_updates(model, dataclasses.replace(batch, old_logp=old))
+    assert relative_l2(packed.gradients, replicated.gradients) < 1e-5
+    assert packed.loss == pytest.approx(replicated.loss, abs=1e-6)
+    assert relative_l2(packed.gradients, packed_update(model, batch).gradients) > 0.1
 
 
 def test_updates_leave_no_gradient_behind(model, batch):

@@ -113,6 +113,24 @@ def test_rows_that_predict_nothing_may_hold_anything(generator):
     assert torch.equal(clean.grad, dirty.grad) and (dirty.grad[leaves] == 0).all()
 
 
+def test_only_chosen_tokens_are_scored(generator):
+    parent = torch.tensor([-1, 0, 1, 1, 0])
+    tree = SimpleNamespace(parent_index=parent, tokens=torch.tensor([1, 2, 3, 4, 10]), num_tokens=5)
+    weight, hidden = torch.randn(11, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    where = torch.tensor([True, False, True, True, False])  # a root has no log-prob, chosen or not
+    whole, chosen = ((hidden.clone().requires_grad_(), weight.clone().requires_grad_()) for _ in range(2))
+    expected = regrow.tree_logprobs(*whole, tree, return_entropy=True)
+    result = regrow.tree_logprobs(*chosen, tree, where=where, return_entropy=True)
+    for ours, theirs in zip(result, expected, strict=True):
+        torch.testing.assert_close(ours, theirs * where, rtol=1e-6, atol=1e-6)
+    (expected[0] * where).sum().backward()
+    result[0].sum().backward()
+    for ours, theirs in zip(chosen, whole, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+    hidden[[0, 2, 3, 4]] = float("nan")
+    assert torch.equal(regrow.tree_logprobs(hidden, weight, tree, where=where), result[0])
+
+
 def test_trees_of_nothing():
     for parents in ([], [-1], [-1, -1]):
         size = len(parents)

@@ -4,18 +4,22 @@ from dataclasses import dataclass
 
 import torch
 
+CLIP = 0.2
+
 
 @dataclass(frozen=True)
 class Batch:
     """The data of one update, the same for both ways to compute it.
 
     sequences: prompt + response, int64 [L]; prompt_lengths: where each response starts; token_weights: fp64 [L], the
-    sequence's advantage over the number of all response tokens on its response, 0 on its prompt.
+    sequence's advantage over the number of all response tokens on its response, 0 on its prompt; old_logp: the response
+    tokens' log-probs under the policy that sampled them, [L - prompt length], or None: under the policy as it is.
     """
 
     sequences: list[torch.Tensor]
     prompt_lengths: list[int]
     token_weights: list[torch.Tensor]
+    old_logp: list[torch.Tensor] | None = None
 
     @property
     def num_tokens(self):
@@ -48,10 +52,12 @@ def make_batch(groups):
     )
 
 
-def grpo_loss(logp, token_weights):
-    """The policy-gradient surrogate of samples from the policy itself: its ratio is 1, so clipping never binds.
+def grpo_loss(logp, token_weights, old_logp=None):
+    """GRPO's clipped surrogate (DeepSeekMath, eq. 3, without the KL term) -> scalar.
 
-    logp, token_weights: [N], one entry for each token of each sequence -> scalar.
+    logp, token_weights, old_logp: of one shape, an entry for each token. Without `old_logp` the samples are from the
+    policy itself: the ratio is 1, so clipping never binds.
     """
-    ratio = torch.exp(logp - logp.detach())
-    return -(ratio * token_weights.to(logp)).sum()
+    weights = token_weights.to(logp)
+    ratio = torch.exp(logp - (logp.detach() if old_logp is None else old_logp.to(logp)))
+    return -torch.minimum(ratio * weights, ratio.clamp(1 - CLIP, 1 + CLIP) * weights).sum()

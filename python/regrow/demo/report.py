@@ -10,28 +10,53 @@ GRADIENT_LIMIT = 1e-5
 PACKAGES = ("regrow", "torch", "transformers", "reasoning-gym")
 
 
-def build_report(groups, questions_drawn, comparison, settings, phases):
-    """Returns the report as nested dictionaries of numbers and strings; `phases` holds seconds by name."""
+def comparison_report(comparison, groups, questions_seen):
+    """The part of the report on one update computed twice."""
     replicated, packed = comparison.replicated, comparison.packed
+    token_ratio = replicated.num_tokens / packed.num_tokens
     return {
-        "settings": settings,
         "gradient": {"relative_l2": comparison.relative_l2, "limit": GRADIENT_LIMIT, "norm": gradient_norm(replicated)},
         "logprobs": {"max_difference": (packed.logp - replicated.logp).abs().max().item()},
         "tokens": {"dense": replicated.num_tokens, "packed": packed.num_tokens},
-        "token_ratio": replicated.num_tokens / packed.num_tokens,
+        "token_ratio": token_ratio,
         "seconds": {
-            "replicated": statistics.median(comparison.replicated_seconds),
-            "packed": statistics.median(comparison.packed_seconds),
-            "runs": {"replicated": comparison.replicated_seconds, "packed": comparison.packed_seconds},
-            "phases": phases,
+            **{name: statistics.median(seconds) for name, seconds in comparison.seconds.items()},
+            "runs": comparison.seconds,
         },
+        "peak_bytes": comparison.peak_bytes,
         "speedup": comparison.speedup,
+        "speedup_over_token_ratio": comparison.speedup / token_ratio,
         "loss": {"replicated": replicated.loss, "packed": packed.loss},
-        "rewards": [group.rewards for group in groups],
-        "questions": [{"question": group.question, "answer": group.answer} for group in groups],
-        "questions_drawn": questions_drawn,
-        "responses": [group.texts for group in groups],
-        "versions": versions(),
+        "compared": {
+            "rewards": [group.rewards for group in groups],
+            "questions": [{"question": group.question, "answer": group.answer} for group in groups],
+            "responses": [group.texts for group in groups],
+            "questions_seen": questions_seen,
+        },
+    }
+
+
+def learning_report(steps, before, after):
+    """The part of the report on learning: lists hold one number a step."""
+    rewards = [step.reward for step in steps]
+    return {
+        "rewards": rewards,
+        "reward_first_five": statistics.mean(rewards[:5]),
+        "reward_last_five": statistics.mean(rewards[-5:]),
+        "heldout": {"before": before, "after": after},
+        "learning": {
+            "loss": [step.loss for step in steps],
+            "gradient_norm": [step.gradient_norm for step in steps],
+            "groups_that_differ": [step.groups_that_differ for step in steps],
+            "tokens": {
+                "dense": [step.tokens_dense for step in steps],
+                "packed": [step.tokens_packed for step in steps],
+            },
+            "seconds": {
+                "rollout": [step.rollout_seconds for step in steps],
+                "update": [step.update_seconds for step in steps],
+            },
+        },
     }
 
 
@@ -59,16 +84,25 @@ def write_report(report, path):
 
 def table(report):
     """The report's numbers as a rich table."""
-    tokens, seconds, loss, gradient = (report[key] for key in ("tokens", "seconds", "loss", "gradient"))
     result = Table(title="one GRPO update, the same data, fp32", title_justify="left")
     for heading in ("", "replicated", "packed", "replicated / packed"):
         result.add_column(heading, justify="right" if heading else "left")
+    tokens, seconds, memory, loss = (report[key] for key in ("tokens", "seconds", "peak_bytes", "loss"))
+    megabytes = {name: count / 1e6 for name, count in memory.items()}
     result.add_row("tokens", f"{tokens['dense']:,}", f"{tokens['packed']:,}", f"{report['token_ratio']:.2f} x")
     result.add_row("seconds", f"{seconds['replicated']:.2f}", f"{seconds['packed']:.2f}", f"{report['speedup']:.2f} x")
+    result.add_row(
+        "live MB at the peak, beyond weights",
+        f"{megabytes['replicated']:,.0f}",
+        f"{megabytes['packed']:,.0f}",
+        f"{megabytes['replicated'] / megabytes['packed']:.2f} x",
+    )
     result.add_row("loss", f"{loss['replicated']:.7f}", f"{loss['packed']:.7f}", "")
-    result.add_section()
+    gradient = report["gradient"]
     result.add_row("gradient, relative L2", "", f"{gradient['relative_l2']:.2e}", f"limit {gradient['limit']:.0e}")
-    result.add_row("log-probs, largest difference", "", f"{report['logprobs']['max_difference']:.2e}", "")
-    rewards = [reward for group in report["rewards"] for reward in group]
-    result.add_row("mean reward", f"{statistics.mean(rewards):.3f}", "", "the same samples")
+    result.add_section()
+    first, last = report["reward_first_five"], report["reward_last_five"]
+    heldout = report["heldout"]
+    result.add_row(f"mean reward, {len(report['rewards'])} packed updates in bf16", f"{first:.3f}", f"{last:.3f}", "")
+    result.add_row("held-out questions, greedy", f"{heldout['before']:.3f}", f"{heldout['after']:.3f}", "")
     return result

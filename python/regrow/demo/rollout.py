@@ -1,12 +1,12 @@
-"""Groups of sampled responses, drawn until their rewards differ."""
+"""Groups of sampled responses with the verifier's rewards."""
 
 from dataclasses import dataclass
-
-import torch
+from itertools import islice
 
 from regrow.demo import DemoError
+from regrow.demo.generate import generate
 
-MAX_DRAWS = 16
+MAX_DRAWS = 4
 
 
 @dataclass(frozen=True)
@@ -20,48 +20,49 @@ class Group:
     texts: list[str]
     rewards: list[float]
 
+    @property
+    def mean_reward(self):
+        return sum(self.rewards) / len(self.rewards)
 
-@torch.no_grad()
-def sample(model, tokenizer, prompt, group_size, max_new_tokens):
-    """Samples at temperature 1 from the whole vocabulary; a response ends at its end-of-turn token, or at the limit."""
-    prompts = torch.tensor(prompt, device=model.device).expand(group_size, -1)
-    rows = model.generate(
-        prompts,
-        attention_mask=torch.ones_like(prompts),
-        max_new_tokens=max_new_tokens,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    return [until_end(row, tokenizer.eos_token_id) for row in rows[:, len(prompt) :].tolist()]
+    @property
+    def differs(self):
+        """Whether the rewards differ: a group of equal rewards has no advantage and no gradient."""
+        return max(self.rewards) > min(self.rewards)
 
 
-def until_end(tokens, end_token):
-    """The tokens up to and including the first `end_token`; all of them if there is none."""
-    return tokens[: tokens.index(end_token) + 1] if end_token in tokens else tokens
-
-
-def draw_groups(model, tokenizer, task, *, num_groups, group_size, max_new_tokens, on_draw=lambda kept: None):
-    """Returns (groups, number of questions drawn): the first `num_groups` questions whose rewards are not all equal.
-
-    A group of equal rewards has no advantage and no gradient. Raises DemoError if `MAX_DRAWS` questions do not
-    suffice. `on_draw(number kept)` is called after each question.
-    """
+def sample_groups(model, tokenizer, task, entries, *, group_size, max_new_tokens, greedy=False):
+    """Samples `group_size` responses to each entry, all at once, and lets the task's verifier score them."""
+    prompts = [task.prompt(entry) for entry in entries]
+    rows = [prompt for prompt in prompts for _ in range(group_size)]
+    sampled = generate(model, rows, max_new_tokens=max_new_tokens, end_token=tokenizer.eos_token_id, greedy=greedy)
     groups = []
-    for index in range(MAX_DRAWS):
-        entry = task.question(index)
-        prompt = task.prompt(entry)
-        responses = sample(model, tokenizer, prompt, group_size, max_new_tokens)
+    for index, (entry, prompt) in enumerate(zip(entries, prompts, strict=True)):
+        responses = sampled[index * group_size : (index + 1) * group_size]
         texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
         rewards = [task.reward(entry, text) for text in texts]
-        if max(rewards) > min(rewards):
-            groups.append(Group(entry["question"], entry["answer"], prompt, responses, texts, rewards))
-        on_draw(len(groups))
-        if len(groups) == num_groups:
-            return groups, index + 1
+        groups.append(Group(entry["question"], entry["answer"], prompt, responses, texts, rewards))
+    return groups
+
+
+def mean_reward(groups):
+    """Over all responses."""
+    return sum(group.mean_reward for group in groups) / len(groups)
+
+
+def choose_groups(draws, count):
+    """The first `count` groups whose rewards differ, and the number of groups looked at.
+
+    draws: an iterator of lists of groups. Raises DemoError if `MAX_DRAWS` of them do not suffice.
+    """
+    chosen, seen = [], 0
+    for groups in islice(draws, MAX_DRAWS):
+        for group in groups:
+            seen += 1
+            if group.differs:
+                chosen.append(group)
+            if len(chosen) == count:
+                return chosen, seen
     raise DemoError(
-        f"only {len(groups)} of {MAX_DRAWS} questions gave rewards that differ, {num_groups} are needed: "
-        f"try another --seed, a larger --group, or an easier --task"
+        f"only {len(chosen)} of {seen} questions gave rewards that differ, {count} are needed: "
+        "try another --seed, a larger --group, or an easier --task"
     )

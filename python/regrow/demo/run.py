@@ -1,8 +1,11 @@
-"""The demo from beginning to end: load, sample, compare, report."""
+"""The demo from beginning to end: load, sample, compare, learn, report."""
 
+import copy
 import io
 import time
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -11,72 +14,109 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-import regrow.models  # noqa: F401  registers the attention implementation
 from regrow.demo.compare import ROUNDS, compare
+from regrow.demo.learn import LEARNING_RATE, Master, heldout_reward, learn
 from regrow.demo.objective import make_batch
-from regrow.demo.report import GRADIENT_LIMIT, build_report, table, write_report
-from regrow.demo.rollout import draw_groups
+from regrow.demo.picture import draw
+from regrow.demo.report import GRADIENT_LIMIT, comparison_report, learning_report, table, versions, write_report
+from regrow.demo.rollout import choose_groups, sample_groups
 from regrow.demo.task import Task
-from regrow.models import smollm2
+from regrow.models import NAME, smollm2
 
-NUM_QUESTIONS = 2
+NUM_COMPARED = 2
 MAX_NEW_TOKENS = 32
 
 
-def run(*, seed, task, group, model, out):
-    """Runs the demo, writes the report to `out`, and returns the process's exit code.
+@dataclass(frozen=True)
+class Scale:
+    """How much the demo does; `--quick` keeps every part and shrinks it."""
 
-    seed, group: integers; task: a reasoning-gym name; model: a transformers folder, or None for SmolLM2.
+    questions: int = 8
+    heldout: int = 64
+    rounds: int = ROUNDS
+    steps: int = 40
+    group: int = 8
+
+
+FULL, QUICK = Scale(), Scale(questions=4, heldout=16, rounds=1, steps=3, group=4)
+
+
+def run(*, seed, task, model, out, steps=None, group=None, quick=False):
+    """Runs the demo, writes the report to `out` and its picture beside it, and returns the process's exit code.
+
+    seed, steps, group: integers, the latter two by default the scale's; task: a reasoning-gym name; model: a
+    transformers folder, or None for SmolLM2.
     """
-    console = Console()
+    scale = QUICK if quick else FULL
+    steps, group = steps or scale.steps, group or scale.group
+    console, phases = Console(), {}
     logging.disable_progress_bar()
-    phases = {}
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
-        with phase(progress, phases, "load", "loading the model", 1) as step:
+        with phase(progress, phases, "load", "loading the model", 1) as advance:
             with redirect_stderr(io.StringIO()):  # a bar of the dequantiser's own, which would tear this one
-                policy, tokenizer = load(model)
-            step()
-
+                reference, tokenizer = load(model)
+            advance()
         torch.manual_seed(seed)
-        prompts = Task(task, tokenizer, seed=seed)
-        with phase(progress, phases, "sample", f"sampling {NUM_QUESTIONS} groups of {group}", NUM_QUESTIONS) as step:
-            groups, questions_drawn = draw_groups(
-                policy,
-                tokenizer,
-                prompts,
-                num_groups=NUM_QUESTIONS,
-                group_size=group,
-                max_new_tokens=MAX_NEW_TOKENS,
-                on_draw=lambda kept: step(completed=kept),
+        questions = Task(task, tokenizer, seed=seed, num_heldout=scale.heldout)
+        policy = copy.deepcopy(reference).bfloat16()
+        policy.set_attn_implementation(NAME)
+
+        def sample():
+            entries = questions.questions(scale.questions)
+            return sample_groups(policy, tokenizer, questions, entries, group_size=group, max_new_tokens=MAX_NEW_TOKENS)
+
+        with phase(progress, phases, "sample", f"sampling {scale.questions} groups of {group}", 1) as advance:
+            first = sample()
+            advance()
+
+        compared, questions_seen = choose_groups(chain([first], iter(sample, None)), NUM_COMPARED)
+        batch = make_batch(compared)
+        num_runs = (scale.rounds + 1) * (len(batch.sequences) + 1)
+        with phase(progress, phases, "compare", "one update, replicated and packed", num_runs) as advance:
+            comparison = compare(
+                reference, batch, rounds=scale.rounds, on_step=lambda label, count: advance(label=label, count=count)
             )
+        report = comparison_report(comparison, compared, questions_seen)
+        del comparison
 
-        batch = make_batch(groups)
-        num_steps = ROUNDS * (len(batch.sequences) + 1)
-        with phase(progress, phases, "compare", "replicated and packed, in turn", num_steps) as step:
-            comparison = compare(policy, batch, on_step=lambda label, count: step(label=label, count=count))
+        with phase(progress, phases, "heldout", f"{scale.heldout} held-out questions", 2) as advance:
+            before = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
+            advance(label=f"{before:.2f}")
+        master = Master(policy, dict(reference.named_parameters()))
+        del reference
+        draws = chain([first], iter(sample, None))  # the first sample is still the policy's own
+        with phase(progress, phases, "learn", f"{steps} packed updates", steps) as advance:
+            taken = learn(policy, master, draws, steps, lambda step: advance(label=f"reward {step.reward:.2f}"))
+        with phase(progress, phases, "heldout_after", "held-out questions again", 1) as advance:
+            after = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
+            advance(label=f"{after:.2f}")
 
-    settings = {"seed": seed, "task": task, "group": group, "model": model or smollm2.FILE_NAME}
-    settings["threads"] = torch.get_num_threads()
-    report = build_report(groups, questions_drawn, comparison, settings, phases)
-    write_report(report, Path(out))
+    report |= learning_report(taken, before, after)
+    report["settings"] = {
+        "seed": seed, "task": task, "questions": scale.questions, "group": group, "steps": steps,
+        "heldout": scale.heldout, "max_new_tokens": MAX_NEW_TOKENS, "learning_rate": LEARNING_RATE,
+        "model": Path(model or smollm2.FILE_NAME.removesuffix(".Q4_1.gguf")).name, "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    report["versions"] = versions()
+    report["seconds"]["phases"] = phases
+    report["seconds"]["total"] = sum(phases.values())
+    out = Path(out)
+    write_report(report, out)
+    picture = out.with_suffix(".png")
+    draw(report, batch, picture)
     console.print(table(report))
-    console.print(f"{questions_drawn} questions drawn for {NUM_QUESTIONS} whose rewards differ; report: {out}")
+    console.print(f"report: {out}, picture: {picture}")
 
-    if not report["gradient"]["relative_l2"] <= GRADIENT_LIMIT:  # nan fails too
-        console.print(f"the gradients differ by {comparison.relative_l2:.2e}, the limit is {GRADIENT_LIMIT:.0e}")
+    difference = report["gradient"]["relative_l2"]
+    if not difference <= GRADIENT_LIMIT:  # nan fails too
+        console.print(f"the gradients differ by {difference:.2e}, the limit is {GRADIENT_LIMIT:.0e}")
         return 1
     return 0
 
 
 def load(folder):
-    """Returns (model, tokenizer) in fp32 from a local folder, or SmolLM2 from its package."""
+    """Returns (model in fp32, tokenizer) of a local transformers folder, or of SmolLM2's package if it is None."""
     if folder is None:
         return smollm2.load()
     if not Path(folder).is_dir():
@@ -92,11 +132,11 @@ def phase(progress, phases, name, description, total):
     bar = progress.add_task(description, total=total)
     started = time.perf_counter()
 
-    def step(*, count=1, completed=None, label=None):
+    def advance(*, count=1, label=None):
         if label is not None:
             progress.update(bar, description=f"{description}: {label}")
-        progress.update(bar, completed=completed, advance=count if completed is None else None)
+        progress.update(bar, advance=count)
 
-    yield step
+    yield advance
     phases[name] = time.perf_counter() - started
-    progress.update(bar, description=description, completed=total)
+    progress.update(bar, completed=total)

@@ -16,19 +16,40 @@ class Task:
     """Questions of one reasoning-gym task, each behind the same few-shot examples.
 
     The first `MAX_EXAMPLES` entries are kept for examples; as many are used as leave every prompt at most
-    `max_prompt_tokens` long, so the beginning that prompts share is shorter than that.
+    `max_prompt_tokens` long, so the beginning that prompts share is shorter than that. The next `num_heldout` entries
+    that differ, from the examples too, are held out: no question to learn from has their text.
     """
 
-    def __init__(self, name, tokenizer, *, seed=0, max_prompt_tokens=256):
+    def __init__(self, name, tokenizer, *, seed=0, num_heldout=0, max_prompt_tokens=256):
         if name not in DATASETS:
             raise DemoError(f"reasoning-gym has no task {name!r}: choose --task among {', '.join(sorted(DATASETS))}")
         self.dataset = reasoning_gym.create_dataset(name, seed=seed, size=DATASET_SIZE, **TASK_OPTIONS.get(name, {}))
         self.tokenizer = tokenizer
         self.max_prompt_tokens = max_prompt_tokens
+        self.next_index = MAX_EXAMPLES
+        shown = {self.dataset[index]["question"] for index in range(MAX_EXAMPLES)}
+        self.heldout = {}
+        while len(self.heldout) < num_heldout:
+            entry = self._next()
+            if entry["question"] not in shown:
+                self.heldout.setdefault(entry["question"], entry)
 
-    def question(self, index):
-        """Returns the task's entry number `index`, counted after the examples."""
-        return self.dataset[MAX_EXAMPLES + index]
+    def questions(self, count):
+        """Returns the next `count` entries to learn from."""
+        entries = []
+        while len(entries) < count:
+            entry = self._next()
+            if entry["question"] not in self.heldout:
+                entries.append(entry)
+        return entries
+
+    def _next(self):
+        if self.next_index == DATASET_SIZE:
+            raise DemoError(
+                f"the task's {DATASET_SIZE:,} entries hold too few different questions: choose another --task"
+            )
+        self.next_index += 1
+        return self.dataset[self.next_index - 1]
 
     def prompt(self, entry):
         """Returns the token ids of the prompt that asks `entry`; raises DemoError if it is too long on its own."""

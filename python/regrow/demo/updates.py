@@ -38,10 +38,11 @@ def replicated_update(model, batch, on_sequences=lambda count: None):
     for start, rows in same_shape(batch):
         tokens = torch.stack([batch.sequences[row] for row in rows])
         weights = torch.stack([batch.token_weights[row] for row in rows])[:, start:]
+        old = None if batch.old_logp is None else torch.stack([batch.old_logp[row] for row in rows])
         responses = tokens[:, start:]
         logits = model(tokens, use_cache=False, logits_to_keep=responses.size(1) + 1).logits[:, :-1]
         logp = torch.log_softmax(logits, -1, dtype=torch.float64).gather(-1, responses[..., None])[..., 0]
-        loss = grpo_loss(logp, weights)
+        loss = grpo_loss(logp, weights, old)
         loss.backward()
         loss_sum += loss.item()
         for row, values in zip(rows, logp.detach(), strict=True):
@@ -66,13 +67,20 @@ def packed_update(model, batch):
     A token that several responses share is computed once; unpacked, it counts once for each, with that one's advantage.
     """
     model.zero_grad(set_to_none=True)
-    tree = regrow.PrefixTree.from_sequences(batch.sequences)
-    hidden = packed(model.model, tree).last_hidden_state[0]
-    logp = tree.unpack(regrow.tree_logprobs(hidden, model.lm_head.weight, tree))
-    weights = torch.cat(batch.token_weights)
-    loss = grpo_loss(logp, weights)
+    tree, responses = regrow.PrefixTree.from_sequences(batch.sequences), response_rows(batch)
+    logp = response_logprobs(model, tree, responses)
+    weights = torch.cat(batch.token_weights)[responses]
+    loss = grpo_loss(logp, weights, None if batch.old_logp is None else torch.cat(batch.old_logp))
     loss.backward()
-    return Update(loss.item(), logp.detach()[response_rows(batch)], take_gradients(model), tree.num_tokens)
+    return Update(loss.item(), logp.detach(), take_gradients(model), tree.num_tokens)
+
+
+def response_logprobs(model, tree, responses):
+    """Log-probs of the sequences' tokens where `responses` (boolean, one each) holds; only their rows meet the head."""
+    scored = torch.zeros(tree.num_tokens, dtype=torch.bool)
+    scored[tree.gather_index[responses]] = True
+    hidden = packed(model.model, tree).last_hidden_state[0]
+    return tree.unpack(regrow.tree_logprobs(hidden, model.lm_head.weight, tree, where=scored))[responses]
 
 
 def response_rows(batch):

@@ -1,0 +1,134 @@
+"""20 bf16 updates on the same stored rollouts: packed, replicated, and replicated in another order of the batch.
+
+The bar: packed stays as close to the replicated runs as these stay to each other. Writes curves.json and curves.png.
+
+python bench/curves.py [--updates 20] [--seed 0] [--model FOLDER] [--out bench/results]
+"""
+
+import argparse
+import copy
+import json
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from regrow.demo.learn import Master
+from regrow.demo.objective import make_batch
+from regrow.demo.rollout import choose_groups, sample_groups
+from regrow.demo.run import MAX_NEW_TOKENS, load
+from regrow.demo.task import Task
+from regrow.demo.updates import packed_update, replicated_update
+from regrow.models import NAME
+
+ORDERS = 2  # replicated runs
+CURVES = {"loss": "loss", "gradient_norm": "gradient norm"}
+
+
+def stored_rollouts(policy, tokenizer, seed, *, questions=2, group=8):
+    """The batch of the first `questions` groups whose rewards differ, with the log-probs that sampled it."""
+    torch.manual_seed(seed)
+    task = Task("chain_sum", tokenizer, seed=seed)
+    policy.set_attn_implementation(NAME)
+
+    def sample():
+        entries = task.questions(questions)
+        return sample_groups(policy, tokenizer, task, entries, group_size=group, max_new_tokens=MAX_NEW_TOKENS)
+
+    groups, _ = choose_groups(chain(iter(sample, None)), questions)
+    batch = make_batch(groups)
+    lengths = [len(weights) - start for weights, start in zip(batch.token_weights, batch.prompt_lengths, strict=True)]
+    return replace(batch, old_logp=list(packed_update(policy, batch).logp.split(lengths)))
+
+
+def permuted(batch, seed):
+    """The same batch, its sequences in another order."""
+    order = torch.randperm(len(batch.sequences), generator=torch.Generator().manual_seed(seed)).tolist()
+    return replace(
+        batch,
+        **{
+            field: [getattr(batch, field)[index] for index in order]
+            for field in ("sequences", "prompt_lengths", "token_weights", "old_logp")
+        },
+    )
+
+
+def train(policy, weights, batch, update, attention, num_updates):
+    """Loss and gradient norm of each update, from a fresh copy of the policy and of its fp32 weights."""
+    model = copy.deepcopy(policy)
+    model.set_attn_implementation(attention)
+    master = Master(model, weights)
+    curves = {name: [] for name in CURVES}
+    for _ in range(num_updates):
+        result = update(model, batch)
+        curves["loss"].append(result.loss)
+        curves["gradient_norm"].append(master.step(result.gradients))
+    return curves
+
+
+def distances(runs):
+    """For each curve: the root mean square over updates of packed's distance to the middle of the replicated runs and
+    of theirs to each other, both over the curve's range, and their ratio."""
+    result = {}
+    for name in CURVES:
+        packed, *replicated = (torch.tensor(run[name], dtype=torch.float64) for run in runs.values())
+        spread = torch.stack(replicated).amax(0) - torch.stack(replicated).amin(0)
+        distance = torch.stack([(packed - other).abs() for other in replicated]).amin(0)
+        scale = replicated[0].max() - replicated[0].min()
+        values = {"packed": distance, "spread": spread}
+        result[name] = {key: (value.square().mean().sqrt() / scale).item() for key, value in values.items()}
+        result[name]["ratio"] = result[name]["packed"] / result[name]["spread"]
+    return result
+
+
+def draw(runs, path):
+    """Both curves of all runs, above the runs' distances to the first replicated one."""
+    figure = Figure(figsize=(9, 5.5), dpi=100, layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, height_ratios=(2, 1))
+    styles = {"packed": {"color": "#1b7f5c", "lw": 2.2}}
+    names = list(runs)
+    for column, (key, label) in enumerate(CURVES.items()):
+        for index, name in enumerate(names):
+            style = styles.get(
+                name, {"color": ("#56616d", "#b35c00")[index % 2], "lw": 1.2, "ls": ("--", ":")[index % 2]}
+            )
+            steps = range(1, len(runs[name][key]) + 1)
+            axes[0, column].plot(steps, runs[name][key], label=name, **style)
+            if name != names[1]:
+                apart = [abs(a - b) for a, b in zip(runs[name][key], runs[names[1]][key], strict=True)]
+                axes[1, column].semilogy(steps, apart, label=name, **style)
+        axes[0, column].set_title(label, fontsize=10)
+        axes[1, column].set(xlabel="update", ylabel="distance to\nreplicated")
+    axes[0, 0].legend(frameon=False)
+    figure.savefig(path, format="png")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the questions and the samples")
+    parser.add_argument("--model", help="a local transformers folder instead of SmolLM2's package")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    arguments = parser.parse_args()
+
+    reference, tokenizer = load(arguments.model)
+    weights = dict(reference.named_parameters())
+    policy = copy.deepcopy(reference).bfloat16()
+    batch = stored_rollouts(policy, tokenizer, arguments.seed)
+    runs = {"packed": train(policy, weights, batch, packed_update, NAME, arguments.updates)}
+    for order in range(ORDERS):
+        name = "replicated" if order == 0 else "replicated, another order"
+        shuffled = batch if order == 0 else permuted(batch, order)
+        runs[name] = train(policy, weights, shuffled, replicated_update, "sdpa", arguments.updates)
+    found = distances(runs)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "curves.json").write_text(json.dumps({"runs": runs, "distances": found}, indent=1) + "\n")
+    draw(runs, arguments.out / "curves.png")
+    for name, value in found.items():
+        print(f"{CURVES[name]}: packed {value['packed']:.2e}, spread {value['spread']:.2e}, ratio {value['ratio']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Live bytes of torch's allocator, which two runs of equal work repeat exactly; resident memory does not."""
+
+import os
+from contextlib import contextmanager
+
+from torch.profiler import ProfilerActivity, profile
+
+
+def peak_bytes(run):
+    """Returns (what `run` returns, the most bytes it had allocated at once beyond what was there before)."""
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with silent_stderr():
+        profiler.start()
+    try:
+        result = run()
+    finally:
+        with silent_stderr():
+            profiler.stop()
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return result, peak
+
+
+@contextmanager
+def silent_stderr():
+    """The profiler's library announces itself on the process's stderr, which would tear a progress bar."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
