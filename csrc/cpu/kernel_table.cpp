@@ -3,6 +3,7 @@
 #include "cpu/attention.h"
 #include "cpu/ceiling.h"
 #include "cpu/gather.h"
+#include "cpu/head.h"
 #include "cpu/isa.h"
 #include "cpu/logits.h"
 #include "cpu/lse_merge.h"
@@ -26,6 +27,9 @@ const KernelTable kTable = {
     logits_row_stats,
     logits_pick,
     logits_row_grad,
+    head_workspace,
+    head_forward,
+    head_backward,
     register_loop,
 };
 

@@ -6,6 +6,7 @@
 #include "cpu/executor.h"
 #include "kernels/attention_params.h"
 #include "kernels/gather_params.h"
+#include "kernels/head_params.h"
 #include "kernels/logits_params.h"
 
 namespace regrow::cpu {
@@ -24,6 +25,9 @@ struct KernelTable {
   void (*logits_row_stats)(const LogitsParams&, const Executor&);
   void (*logits_pick)(const LogitsPickParams&, const Executor&);
   void (*logits_row_grad)(const LogitsGradParams&, const Executor&);
+  int64_t (*head_workspace)(const HeadParams&, int num_workers);  // bytes
+  void (*head_forward)(const HeadForwardParams&, const Executor&);
+  void (*head_backward)(const HeadBackwardParams&, const Executor&);
   int64_t (*register_loop)(DType, int64_t iterations);  // returns operations
 };
 

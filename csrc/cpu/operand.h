@@ -27,6 +27,10 @@ struct Plain {
   }
   // One vector of each of kPack rows, interleaved.
   static void store_interleaved(Element* p, const Vector<Acc>* rows) { store(p, rows[0]); }
+  // A panel of the first and the last of kPack rows, interleaved.
+  static void interleave(Element* p, const Value* first, const Value*) {
+    std::memcpy(p, first, 2 * kLanes<Acc> * sizeof(Element));
+  }
 };
 
 using Fp64 = Plain<double>;
@@ -55,6 +59,9 @@ struct Bf16 {
     Halves order;
     for (int i = 0; i < 32; ++i) order[i] = uint16_t(i / 2 + (i % 2) * 16);
     _mm512_storeu_si512(p, _mm512_permutexvar_epi16((__m512i)order, both));
+  }
+  static void interleave(Element* p, const Value* first, const Value* last) {
+    for (int i = 0; i < 2 * kLanes<Acc>; ++i) p[i] = first[i].bits | uint32_t(last[i].bits) << 16;
   }
 };
 using Bf16Operand = Bf16;

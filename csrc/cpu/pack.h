@@ -10,6 +10,9 @@
 
 REGROW_BEGIN_ISA
 
+// The widest row that is packed at once.
+inline constexpr int kMaxPackedDim = 256;
+
 // Calls f.template operator()<S>() for the storage type S.
 template <class F>
 inline void with_storage(DType dtype, const F& f) {
@@ -54,66 +57,73 @@ struct RowRange {
   int num_rows() const { return num_tokens * num_heads; }
 };
 
-// Calls f(row of the tile, source pointer or null for a row that nobody sees).
-template <class S, class F>
-inline void for_each_row(const Rows& source, const RowRange& range, const F& f) {
-  for (int head = 0; head < range.num_heads; ++head) {
-    for (int token = 0; token < range.num_tokens; ++token) {
-      const int64_t row = range.first_row + token;
-      const S* from =
-          static_cast<const S*>(source.data) + row * source.row_stride + (range.first_head + head) * source.head_stride;
-      f(head * range.num_tokens + token, range.unseen_rows && range.unseen_rows[row] ? nullptr : from);
-    }
-  }
+// Where a row of the tile comes from; null for a row that nobody sees.
+template <class S>
+inline const S* row_source(const Rows& source, const RowRange& range, int row) {
+  const int64_t token = range.first_row + row % range.num_tokens;
+  if (range.unseen_rows && range.unseen_rows[token]) return nullptr;
+  const int head = range.first_head + row / range.num_tokens;
+  return static_cast<const S*>(source.data) + token * source.row_stride + head * source.head_stride;
+}
+
+// A row in the products' format, zeros for one that nobody sees or that is missing. Of an odd number of values the last
+// element's second half is zero.
+template <class P, class S>
+inline void pack_row(typename P::Element* to, const Rows& source, const RowRange& range, int row) {
+  const S* from = row < range.num_rows() ? row_source<S>(source, range, row) : nullptr;
+  if (range.dim % P::kPack) to[range.dim / P::kPack] = 0;
+  if (from)
+    convert_row<P>(reinterpret_cast<typename P::Value*>(to), from, range.dim);
+  else
+    std::fill(to, to + elements<P>(range.dim), typename P::Element(0));
 }
 
 // As operand A: [row][dim].
 template <class P>
 void pack_rows(typename P::Element* to, const Rows& source, const RowRange& range) {
   with_storage(source.dtype, [&]<class S>() {
-    for_each_row<S>(source, range, [&](int row, const S* from) {
-      auto* target = reinterpret_cast<typename P::Value*>(to + int64_t(row) * elements<P>(range.dim));
-      if (from)
-        convert_row<P>(target, from, range.dim);
-      else
-        std::memset(target, 0, range.dim * sizeof(*target));
-    });
+    for (int row = 0; row < range.num_rows(); ++row)
+      pack_row<P, S>(to + int64_t(row) * elements<P>(range.dim), source, range, row);
   });
 }
 
 // As operand B of a product over dim, a column for each row: [panel of rows][dim][kPanel]. Missing columns are zero.
 template <class P>
 void pack_as_columns(typename P::Element* to, const Rows& source, const RowRange& range, int num_columns) {
+  using Element = typename P::Element;
+  constexpr int kBlock = kLanes<Element>;  // a square of so many rows and elements is transposed in registers
   const int depth = elements<P>(range.dim);
-  std::memset(to, 0, sizeof(*to) * panels<P>(num_columns) * depth * kPanel<P>);
   with_storage(source.dtype, [&]<class S>() {
-    for_each_row<S>(source, range, [&](int row, const S* from) {
-      if (!from) return;
-      typename P::Element column[256 / P::kPack];
-      convert_row<P>(reinterpret_cast<typename P::Value*>(column), from, range.dim);
-      auto* target = to + (row / kPanel<P>)*int64_t(depth) * kPanel<P> + row % kPanel<P>;
-      for (int k = 0; k < depth; ++k) target[int64_t(k) * kPanel<P>] = column[k];
-    });
+    alignas(64) Element rows[kBlock][kMaxPackedDim + kBlock];
+    for (int column = 0; column < panels<P>(num_columns) * kPanel<P>; column += kBlock) {
+      for (int i = 0; i < kBlock; ++i) pack_row<P, S>(rows[i], source, range, column + i);
+      Element* target = to + (column / kPanel<P>)*int64_t(depth) * kPanel<P> + column % kPanel<P>;
+      for (int k = 0; k < depth; k += kBlock) {
+        Vector<Element> block[kBlock];
+        REGROW_UNROLL
+        for (int i = 0; i < kBlock; ++i) block[i] = load(rows[i] + k);
+        transpose<Element>(block);
+        for (int i = 0; i < std::min(kBlock, depth - k); ++i) store(target + int64_t(k + i) * kPanel<P>, block[i]);
+      }
+    }
   });
 }
 
 // As operand B of a product over rows: [panel of dim][row / kPack][kPanel][kPack]. Missing rows and columns are zero.
 template <class P>
 void pack_as_rows(typename P::Element* to, const Rows& source, const RowRange& range, int num_rows) {
-  using Value = typename P::Value;
-  const int depth = elements<P>(num_rows);
-  std::memset(to, 0, sizeof(*to) * panels<P>(range.dim) * depth * kPanel<P>);
+  using Element = typename P::Element;
+  const int depth = elements<P>(num_rows), width = panels<P>(range.dim) * kPanel<P>;
   with_storage(source.dtype, [&]<class S>() {
-    for_each_row<S>(source, range, [&](int row, const S* from) {
-      if (!from) return;
-      Value values[256];
-      convert_row<P>(values, from, range.dim);
-      for (int first = 0; first < range.dim; first += kPanel<P>) {
-        const int count = std::min(range.dim - first, kPanel<P>);
-        auto* target = reinterpret_cast<Value*>(to + (int64_t(first / kPanel<P>) * depth + row / P::kPack) * kPanel<P>);
-        for (int i = 0; i < count; ++i) target[i * P::kPack + row % P::kPack] = values[first + i];
+    alignas(64) typename P::Value rows[P::kPack][kMaxPackedDim + kPanel<P>] = {};
+    for (int group = 0; group < depth; ++group) {
+      for (int i = 0; i < P::kPack; ++i)
+        pack_row<P, S>(reinterpret_cast<Element*>(rows[i]), source, range, group * P::kPack + i);
+      for (int first = 0; first < width; first += kPanel<P>) {
+        Element* target = to + (int64_t(first / kPanel<P>) * depth + group) * kPanel<P>;
+        P::interleave(target, &rows[0][first], &rows[P::kPack - 1][first]);
       }
-    });
+    }
   });
 }
 

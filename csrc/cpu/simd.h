@@ -88,6 +88,26 @@ inline Vector<T> exchange_lanes(Vector<T> x) {
   return __builtin_shuffle(x, iota<IntOf<T>>() ^ IntOf<T>(kDistance));
 }
 
+// rows[i][j] becomes rows[j][i], in log2(lanes) rounds of exchanges.
+template <class T, int kDistance = kLanes<T> / 2>
+inline void transpose(Vector<T>* rows) {
+  if constexpr (kDistance > 0) {
+    using Int = IntOf<T>;
+    const Vector<Int> lane = iota<Int>();
+    const Mask<T> upper = (lane & Int(kDistance)) != 0;
+    const Vector<Int> first = upper ? lane + Int(kLanes<T> - kDistance) : lane;
+    const Vector<Int> second = upper ? lane + Int(kLanes<T>) : lane + Int(kDistance);
+    REGROW_UNROLL
+    for (int i = 0; i < kLanes<T>; ++i) {
+      if (i & kDistance) continue;
+      const Vector<T> a = rows[i], b = rows[i + kDistance];
+      rows[i] = __builtin_shuffle(a, b, first);
+      rows[i + kDistance] = __builtin_shuffle(a, b, second);
+    }
+    transpose<T, kDistance / 2>(rows);
+  }
+}
+
 // A fixed tree over the lanes: the same order on every run.
 template <class T, int kDistance = kLanes<T> / 2>
 inline T reduce_add(Vector<T> x) {

@@ -133,11 +133,6 @@ int64_t operations(const AttentionParams& p) {
   return 2 * p.rectangle.num_queries * p.rectangle.num_keys * p.query_heads * p.head_dim;
 }
 
-// Allocated through torch, as float so that its fill of uninitialised memory with NaN applies.
-Tensor workspace(const Tensor& like, int64_t bytes) {
-  return torch::stable::new_empty(like, {(bytes + 3) / 4}, ScalarType::Float);
-}
-
 std::tuple<Tensor, Tensor> tree_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
                                               const Tensor& subtree_end, const Tensor& position_ids, const Tensor& plan,
                                               const std::optional<Tensor>& query_index, int64_t query_start,

@@ -35,6 +35,12 @@ STABLE_TORCH_LIBRARY(regrow, m) {
   m.def("replay_scatter(Tensor src, Tensor index, SymInt num_rows) -> Tensor");
   m.def("replay_scatter_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
 
+  // A language model's head, out = hidden [R,H] weight [V,H]^T; sums and results fp32 (fp64 for fp64).
+  m.def("head_logits_out(Tensor hidden, Tensor weight, Tensor(a!) out) -> ()");
+  // dhidden [R,H] is written, dweight [V,H] added to; each fp32 (fp64), or None where it is not wanted.
+  m.def(
+      "head_logits_bwd(Tensor dlogits, Tensor hidden, Tensor weight, Tensor(a!)? dhidden, Tensor(b!)? dweight) "
+      "-> ()");
   // Rows of logits [R,V], x = softcap(logits) / temperature: lse (fp64, whatever the logits) and entropy (nats)
   // of each row.
   m.def("logits_row_stats(Tensor logits, float temperature, float? softcap) -> (Tensor lse, Tensor entropy)");

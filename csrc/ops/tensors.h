@@ -83,4 +83,9 @@ inline cpu::Executor executor(int64_t operations) {
           }};
 }
 
+// Allocated through torch, as float so that its fill of uninitialised memory with NaN applies.
+inline Tensor workspace(const Tensor& like, int64_t bytes) {
+  return torch::stable::new_empty(like, {(bytes + 3) / 4}, ScalarType::Float);
+}
+
 }  // namespace regrow::ops

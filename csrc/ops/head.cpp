@@ -1,0 +1,81 @@
+// The head of a language model on the CPU: in-house products, since torch's promise no bits across thread counts.
+#include <torch/csrc/stable/library.h>
+
+#include "cpu/kernel_table.h"
+#include "ops/tensors.h"
+
+namespace regrow::ops {
+namespace {
+
+void check_matrix(const Tensor& t, int64_t rows, int64_t columns, ScalarType dtype, const char* what) {
+  CHECK(t.is_cpu() && t.dim() == 2 && t.size(0) == rows && t.size(1) == columns && t.scalar_type() == dtype &&
+            t.is_contiguous(),
+        what, " must be a contiguous [", rows, ", ", columns, "] tensor of the accumulation dtype on the CPU, got shape ",
+        shape(t));
+}
+
+Tensor with_contiguous_columns(const Tensor& t) {
+  return t.numel() == 0 || t.size(1) == 1 || t.stride(1) == 1 ? t : torch::stable::contiguous(t);
+}
+
+void fill(HeadParams& p, const Tensor& hidden, const Tensor& weight) {
+  CHECK(hidden.is_cpu() && weight.is_cpu(), "hidden and weight must both be on the CPU");
+  p.dtype = floating_dtype(hidden, "hidden");
+  p.hidden = hidden.const_data_ptr();
+  p.weight = weight.const_data_ptr();
+  p.num_rows = hidden.size(0);
+  p.vocabulary = weight.size(0);
+  p.width = hidden.size(1);
+  p.hidden_stride = hidden.stride(0);
+  p.weight_stride = weight.stride(0);
+}
+
+void check_head(const Tensor& hidden, const Tensor& weight) {
+  CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1),
+        "hidden must be [R, H] and weight [V, H], got ", shape(hidden), " and ", shape(weight));
+  CHECK(hidden.scalar_type() == weight.scalar_type(), "hidden and weight must have one dtype, got ",
+        name(floating_dtype(hidden, "hidden")), " and ", name(floating_dtype(weight, "weight")));
+}
+
+cpu::Executor head_executor(const HeadParams& p) { return executor(2 * p.num_rows * p.vocabulary * p.width); }
+
+void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor out) {
+  check_head(hidden_any, weight_any);
+  const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
+  HeadForwardParams p;
+  fill(p, hidden, weight);
+  check_matrix(out, p.num_rows, p.vocabulary, accumulation_type(p.dtype), "out");
+  if (out.numel() == 0) return;
+  p.logits = out.mutable_data_ptr();
+  const cpu::Executor threads = head_executor(p);
+  const Tensor space = workspace(hidden, cpu::kernels().head_workspace(p, threads.num_workers));
+  p.workspace = space.mutable_data_ptr();
+  cpu::kernels().head_forward(p, threads);
+}
+
+void head_logits_bwd(const Tensor& dlogits, const Tensor& hidden_any, const Tensor& weight_any,
+                     std::optional<Tensor> dhidden, std::optional<Tensor> dweight) {
+  check_head(hidden_any, weight_any);
+  const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
+  HeadBackwardParams p;
+  fill(p, hidden, weight);
+  const ScalarType accumulation = accumulation_type(p.dtype);
+  check_matrix(dlogits, p.num_rows, p.vocabulary, accumulation, "dlogits");
+  if (dhidden) check_matrix(*dhidden, p.num_rows, p.width, accumulation, "dhidden");
+  if (dweight) check_matrix(*dweight, p.vocabulary, p.width, accumulation, "dweight");
+  p.dlogits = dlogits.const_data_ptr();
+  p.dhidden = dhidden && dhidden->numel() ? dhidden->mutable_data_ptr() : nullptr;
+  p.dweight = dweight && dweight->numel() ? dweight->mutable_data_ptr() : nullptr;
+  const cpu::Executor threads = head_executor(p);
+  const Tensor space = workspace(hidden, cpu::kernels().head_workspace(p, threads.num_workers));
+  p.workspace = space.mutable_data_ptr();
+  cpu::kernels().head_backward(p, threads);
+}
+
+}  // namespace
+}  // namespace regrow::ops
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
+  m.impl("head_logits_out", TORCH_BOX(&regrow::ops::head_logits_out));
+  m.impl("head_logits_bwd", TORCH_BOX(&regrow::ops::head_logits_bwd));
+}
