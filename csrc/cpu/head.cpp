@@ -16,6 +16,8 @@ constexpr int kRows = 128;        // rows of logits
 constexpr int kGradientRows = 256;
 constexpr int kGradientColumns = 320;  // of dhidden
 
+static_assert(std::max({kVocabulary, kSlice, kGradientColumns}) <= kMaxPackedDim);
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int part(int64_t total, int64_t begin, int most) { return int(std::min<int64_t>(total - begin, most)); }
 
@@ -78,7 +80,8 @@ class Head {
   // The largest of the three products' needs: packed operands and a block of sums.
   int64_t scratch_bytes() const {
     const int64_t rows = divide_up(p_.num_rows, P::kPack) * P::kPack;
-    const int64_t logits = slices_ * kSlice * kVocabulary * sizeof(Element) + int64_t(kRows) * kVocabulary * sizeof(Acc);
+    const int64_t logits =
+        slices_ * kSlice * kVocabulary * sizeof(Element) + int64_t(kRows) * kVocabulary * sizeof(Acc);
     const int64_t dhidden = int64_t(kSlice) * (kGradientRows + kGradientColumns) * sizeof(Element) +
                             int64_t(kGradientRows) * kGradientColumns * sizeof(Acc);
     const int64_t dweight = rows * kVocabulary * sizeof(Element) + int64_t(kVocabulary) * kSlice * sizeof(Acc);
@@ -92,8 +95,7 @@ class Head {
     Element* weight = arena.take<Element>(slices_ * kSlice * kVocabulary);
     Acc* sums = arena.take<Acc>(int64_t(kRows) * kVocabulary);
     for (int64_t slice = 0; slice < slices_; ++slice)
-      pack_as_columns<P>(weight + slice * kSlice * kVocabulary,
-                         at(p.weight, p.dtype, p.weight_stride, slice * kSlice),
+      pack_as_columns<P>(weight + slice * kSlice * kVocabulary, at(p.weight, p.dtype, p.weight_stride, slice * kSlice),
                          {first_token, tokens, 0, 1, part(p.width, slice * kSlice, kSlice)}, tokens);
     for (int64_t first_row = 0; first_row < p.num_rows; first_row += kRows) {
       const int rows = part(p.num_rows, first_row, kRows);

@@ -11,7 +11,7 @@
 REGROW_BEGIN_ISA
 
 // The widest row that is packed at once.
-inline constexpr int kMaxPackedDim = 256;
+inline constexpr int kMaxPackedDim = 512;
 
 // Calls f.template operator()<S>() for the storage type S.
 template <class F>

@@ -10,8 +10,8 @@ namespace {
 void check_matrix(const Tensor& t, int64_t rows, int64_t columns, ScalarType dtype, const char* what) {
   CHECK(t.is_cpu() && t.dim() == 2 && t.size(0) == rows && t.size(1) == columns && t.scalar_type() == dtype &&
             t.is_contiguous(),
-        what, " must be a contiguous [", rows, ", ", columns, "] tensor of the accumulation dtype on the CPU, got shape ",
-        shape(t));
+        what, " must be a contiguous [", rows, ", ", columns,
+        "] tensor of the accumulation dtype on the CPU, got shape ", shape(t));
 }
 
 Tensor with_contiguous_columns(const Tensor& t) {
