@@ -19,7 +19,7 @@ def forward_arguments(case, requires_grad=True):
     index = options.get("query_index")
     plan = regrow.plan(
         tree, query_heads=q.size(1), kv_heads=k.size(1), window=options.get("window"), query_index=index,
-        query_start=options.get("query_start", 0), num_queries=q.size(0),
+        query_start=options.get("query_start", 0), num_queries=q.size(0) if index is None else None,
         key_start=options["key_start"], num_keys=k.size(0),
     )  # fmt: skip
     return (
