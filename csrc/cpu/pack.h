@@ -89,7 +89,7 @@ void pack_as_columns(typename P::Element* to, const Rows& source, const RowRange
   with_storage(source.dtype, [&]<class S>() {
     for_each_row<S>(source, range, [&](int row, const S* from) {
       if (!from) return;
-      typename P::Element column[256 / P::kPack];
+      typename P::Element column[kMaxHeadDim / P::kPack];
       convert_row<P>(reinterpret_cast<typename P::Value*>(column), from, range.dim);
       auto* target = to + (row / kPanel<P>)*int64_t(depth) * kPanel<P> + row % kPanel<P>;
       for (int k = 0; k < depth; ++k) target[int64_t(k) * kPanel<P>] = column[k];
@@ -106,7 +106,7 @@ void pack_as_rows(typename P::Element* to, const Rows& source, const RowRange& r
   with_storage(source.dtype, [&]<class S>() {
     for_each_row<S>(source, range, [&](int row, const S* from) {
       if (!from) return;
-      Value values[256];
+      Value values[kMaxHeadDim];
       convert_row<P>(values, from, range.dim);
       for (int first = 0; first < range.dim; first += kPanel<P>) {
         const int count = std::min(range.dim - first, kPanel<P>);

@@ -93,8 +93,8 @@ def tree_attention(
     `dk_accum` [Tk,Hkv,D] and `dv_accum` [Tk,Hkv,Dv], both or neither, float32 (float64): backward adds the gradients of
     k and v there, and those of k and v themselves are then None.
 
-    Raises ValueError for shapes, dtypes, devices or options that do not fit, and RuntimeError under torch.compile or graph
-    capture where no plan exists yet.
+    Raises ValueError for shapes, dtypes, devices or options that do not fit, and RuntimeError under torch.compile or
+    graph capture where no plan exists yet.
 
         tree = regrow.PrefixTree.from_sequences([[5, 6, 7], [5, 6, 8, 9]])
         out = regrow.tree_attention(q, k, v, tree)  # q [5, Hq, D]

@@ -243,6 +243,17 @@ def test_plan(message):
         plan_of(TREE, **PLAN_CALLS[message])
 
 
+# Past the dispatcher's choice, the kernels themselves refuse what is not in the CPU's memory.
+def test_the_kernels_take_cpu_tensors_only():
+    on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    case = (Q, K, V, TREE.subtree_end, TREE.position_ids, PLAN.to("meta"), None, 0, 0, 0.25, None, None, None, False)
+    with pytest.raises(ValueError, match=r"plan must be on the CPU like the other arguments: move it there with .to"):
+        ops.tree_attention_fwd.default.redispatch(on_cpu, *case)
+    outs, lses = torch.zeros(2, 5, 3, 4), torch.zeros(2, 3, 5, device="meta")
+    with pytest.raises(ValueError, match="lses must be on the CPU"):
+        ops.lse_merge.default.redispatch(on_cpu, outs, lses, None)
+
+
 # The same rectangles without a plan: the public function makes one, and says so too.
 @pytest.mark.parametrize(
     "message, options",
