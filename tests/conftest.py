@@ -1,4 +1,4 @@
-"""Its presence puts this folder on the import path: `import named_trees` works in every test."""
+"""What every test may ask for: an instruction set, a seeded generator, a number of threads."""
 
 import pytest
 import torch

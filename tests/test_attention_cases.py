@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention_cases import assert_matches_oracle, make_case, run_regrow
+from attention_cases import assert_matches_oracle, make_case, rounding, run_oracle, run_regrow
 from named_trees import grpo_group
 
 TREE = grpo_group()
@@ -47,3 +47,8 @@ def test_a_lost_row_is_seen(name):
     ours[name][77] *= 0.5
     with pytest.raises(AssertionError, match=name):
         assert_matches_oracle(case, ours)
+
+
+def test_rounding_is_for_gradients_only():
+    case = make_case(TREE, **OPTIONS)
+    assert rounding(case, run_oracle(case, torch.float64)).keys() == {"dq", "dk", "dv", "dsinks"}

@@ -3,6 +3,7 @@
 #include "cpu/attention.h"
 #include "cpu/attention_tile.h"
 #include "cpu/matmul.h"
+#include "cpu/merge_state.h"
 
 REGROW_BEGIN_ISA
 namespace {
@@ -191,7 +192,7 @@ class Forward {
       const Acc* out = s.out + int64_t(row) * g_.padded_value_dim();
       const Acc sum = reduce_add<Acc>(load(s.sum + int64_t(row) * kWidth));
       const bool seen = sum != 0;  // true for a NaN score, which has a weight but is no maximum
-      const Acc lse = log_sum(s.maximum[row] * Acc(kLn2), sum);
+      const Acc lse = log_sum<Acc>(s.maximum[row] * Acc(kLn2), sum);
       const Acc inverse = seen ? 1 / sum : Acc(0);
       if (item.slot >= 0) {
         const int64_t slot_row = (int64_t(item.slot) * g_.kv_heads + head) * g_.max_rows + row;
@@ -203,21 +204,16 @@ class Forward {
     }
   }
 
-  // log(exp(top) * sum), where sum counts what is left of each term. Infinite scores have an infinite lse.
-  static Acc log_sum(Acc top, Acc sum) {
-    if (sum == 0) return -kInfinity<Acc>;
-    return top == kInfinity<Acc> ? top : top + std::log(sum);
-  }
-
   // Lets the sink in and writes a row: out = values * factor.
   void finish_row(const Acc* values, Acc factor, Acc lse, int tile, int head, int tokens, int row) {
     const int query_head = head * g_.group + row / tokens;
     const int64_t query = int64_t(tile) * g_.header.query_tile + row % tokens;
     if (p_.sinks) {
       const Acc sink = static_cast<const Acc*>(p_.sinks)[query_head];
-      const Acc top = std::max(sink, lse);  // in this order a NaN sink stays
-      const Acc total = std::isinf(top) ? top : top + std::log(std::exp(lse - top) + std::exp(sink - top));
-      if (lse != -kInfinity<Acc>) factor *= std::exp(lse - total);
+      const Acc top = larger_lse<Acc>(sink, lse);
+      const Acc total =
+          std::isinf(top) ? top : top + std::log(state_weight<Acc>(lse, top) + state_weight<Acc>(sink, top));
+      if (lse != -kInfinity<Acc>) factor *= state_weight<Acc>(lse, total);
       lse = total;
     }
     static_cast<Acc*>(p_.lse)[query_head * p_.rectangle.num_queries + query] = lse;
@@ -237,19 +233,17 @@ class Forward {
     for (int row = 0; row < tokens * g_.group; ++row) {
       const auto slot_row = [&](int slot) { return (int64_t(slot) * g_.kv_heads + head) * g_.max_rows + row; };
       Acc top = -kInfinity<Acc>;
-      for (int slot = m.slot_begin; slot < m.slot_end; ++slot) {
-        const Acc lse = shared_.slot_lse[slot_row(slot)];
-        if (!(lse <= top) && top == top) top = lse;  // a NaN stays
-      }
-      Acc values[256] = {}, sum = 0;
+      for (int slot = m.slot_begin; slot < m.slot_end; ++slot)
+        top = larger_lse<Acc>(top, shared_.slot_lse[slot_row(slot)]);
+      Acc values[kMaxHeadDim] = {}, sum = 0;
       for (int slot = m.slot_begin; slot < m.slot_end && top != -kInfinity<Acc>; ++slot) {
-        const Acc weight = std::exp(shared_.slot_lse[slot_row(slot)] - top);
+        const Acc weight = state_weight<Acc>(shared_.slot_lse[slot_row(slot)], top);
         const Acc* out = shared_.slot_out + slot_row(slot) * g_.value_dim;
         sum += weight;
         for (int i = 0; i < g_.value_dim; ++i) values[i] += out[i] * weight;
       }
       const bool seen = top != -kInfinity<Acc>;
-      finish_row(values, seen ? 1 / sum : Acc(0), log_sum(top, sum), m.query_tile, head, tokens, row);
+      finish_row(values, seen ? 1 / sum : Acc(0), log_sum<Acc>(top, sum), m.query_tile, head, tokens, row);
     }
   }
 

@@ -36,8 +36,7 @@ struct Geometry {
         kv_heads(p.kv_heads),
         head_dim(p.head_dim),
         value_dim(p.value_dim),
-        max_rows(group * header.query_tile),
-        key_stride(int(header.num_key_tiles) * header.key_tile) {}
+        max_rows(group * header.query_tile) {}
 
   int query_tokens(int tile) const {
     return int(std::min<int64_t>(header.query_tile, header.num_queries - int64_t(tile) * header.query_tile));
@@ -54,16 +53,15 @@ struct Geometry {
 
   const PlanHeader& header;
   int group, kv_heads, head_dim, value_dim;
-  int max_rows;        // of a query tile: token by token, for each head of the group
-  int64_t key_stride;  // keys rounded up to whole tiles
+  int max_rows;  // of a query tile: token by token, for each head of the group
 };
 
-// Per key, what the mask needs, in lanes as wide as a score.
+// Per key, what the mask needs, in lanes as wide as a score. Keys are rounded up to whole tiles.
 template <class Acc>
 struct KeyMasks {
-  IntOf<Acc>* end;    // [key_stride] subtree_end, 0 for padding
-  IntOf<Acc>* depth;  // [key_stride]
-  uint8_t* unseen;    // [key_stride] or null
+  IntOf<Acc>* end;    // [key tiles * key_tile] subtree_end, 0 for padding
+  IntOf<Acc>* depth;  // [key tiles * key_tile]
+  uint8_t* unseen;    // [key tiles * key_tile] or null
 
   void carve(Arena& arena, const PlanHeader& h) {
     const int64_t count = int64_t(h.num_key_tiles) * h.key_tile;

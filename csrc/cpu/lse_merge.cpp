@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/simd.h"
+#include "cpu/merge_state.h"
 
 REGROW_BEGIN_ISA
 namespace {
@@ -29,9 +29,6 @@ struct Partials {
   }
   T sink(int head) const { return p.sinks ? static_cast<const T*>(p.sinks)[head] : -kInfinity<T>; }
 
-  // exp(lse - total), 0 where neither has seen a key; a NaN stays.
-  static T weight(T lse, T total) { return lse == -kInfinity<T> ? T(0) : std::exp(lse - total); }
-
   const LseMergeParams& p;
   const T *outs, *lses;
 };
@@ -49,14 +46,11 @@ template <class T>
 void merge_row(const Partials<T>& in, int head, int64_t query) {
   const LseMergeParams& p = in.p;
   T top = in.sink(head);
-  for (int64_t i = 0; i < p.num_partials; ++i) {
-    const T lse = in.lses[in.lse_at(i, head, query)];
-    if (!(lse <= top) && top == top) top = lse;  // a NaN stays
-  }
+  for (int64_t i = 0; i < p.num_partials; ++i) top = larger_lse<T>(top, in.lses[in.lse_at(i, head, query)]);
   T total = top;
   if (!std::isinf(top)) {
-    T sum = Partials<T>::weight(in.sink(head), top);
-    for (int64_t i = 0; i < p.num_partials; ++i) sum += Partials<T>::weight(in.lses[in.lse_at(i, head, query)], top);
+    T sum = state_weight<T>(in.sink(head), top);
+    for (int64_t i = 0; i < p.num_partials; ++i) sum += state_weight<T>(in.lses[in.lse_at(i, head, query)], top);
     total = top + std::log(sum);
   }
   static_cast<T*>(p.lse)[in.lse_at(0, head, query)] = total;
@@ -65,7 +59,7 @@ void merge_row(const Partials<T>& in, int head, int64_t query) {
   for (int64_t i = 0; i < p.num_partials; ++i) {
     const T lse = in.lses[in.lse_at(i, head, query)];
     if (lse == -kInfinity<T>) continue;  // its out may be anything
-    const T weight = Partials<T>::weight(lse, total);
+    const T weight = state_weight<T>(lse, total);
     const T* from = in.outs + in.out_at(i, head, query);
     for (int d = 0; d < p.value_dim; ++d) out[d] += weight * from[d];
   }
@@ -81,7 +75,7 @@ void differentiate_row(const Partials<T>& in, const LseMergeBackwardParams& p, i
   for (int64_t i = 0; i < p.num_partials; ++i) {
     const int64_t at = in.lse_at(i, head, query);
     const bool seen = in.lses[at] != -kInfinity<T>;
-    const T weight = Partials<T>::weight(in.lses[at], lse);
+    const T weight = state_weight<T>(in.lses[at], lse);
     const T* from = in.outs + in.out_at(i, head, query);
     T* dfrom = static_cast<T*>(p.douts) + in.out_at(i, head, query);
     T dot = 0;
@@ -103,7 +97,7 @@ T differentiate_sink(const Partials<T>& in, const LseMergeBackwardParams& p, int
     const T lse = static_cast<const T*>(p.lse)[in.lse_at(0, head, query)];
     T dot = p.dlse ? static_cast<const T*>(p.dlse)[in.lse_at(0, head, query)] : T(0);
     for (int d = 0; d < p.value_dim; ++d) dot -= dout[d] * out[d];
-    sum += Partials<T>::weight(in.sink(head), lse) * dot;
+    sum += state_weight<T>(in.sink(head), lse) * dot;
   }
   return sum;
 }

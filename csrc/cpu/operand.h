@@ -18,7 +18,6 @@ struct Plain {
   static constexpr int kPack = 1;
 
   static Vector<Acc> multiply_add(Vector<Acc> sum, Element a, const Element* b) { return sum + a * load(b); }
-  static Value round(Acc x) { return x; }
 
   // Two vectors of one row, side by side.
   static void store_row(Element* p, Vector<Acc> left, Vector<Acc> right) {
@@ -48,7 +47,6 @@ struct Bf16 {
     return (Vector<Acc>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a)),
                                          (__m512bh)_mm512_loadu_si512(b));
   }
-  static Value round(Acc x) { return to_bfloat16(x); }
 
   static void store_row(Element* p, Vector<Acc> left, Vector<Acc> right) {
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));

@@ -8,6 +8,9 @@
 
 namespace regrow {
 
+// The most that kernels keep of one row on the stack.
+inline constexpr int kMaxHeadDim = 256;
+
 // A [rows, heads, dim] tensor with a contiguous last dimension; strides in elements.
 struct Rows {
   const void* data = nullptr;

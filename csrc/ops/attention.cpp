@@ -8,12 +8,11 @@
 
 #include "cpu/kernel_table.h"
 #include "kernels/attention_params.h"
+#include "ops/checks.h"
 #include "ops/tensors.h"
 
 namespace regrow::ops {
 namespace {
-
-constexpr int64_t kMaxHeadDim = 256;
 
 Rows rows_of(const Tensor& t, const char* what) {
   CHECK(t.dim() == 3, what, " must be [rows, heads, dim], got shape ", shape(t));
@@ -25,24 +24,6 @@ Rows rows_of(const Tensor& t, const char* what) {
 // A gradient may come in any layout (an expanded scalar, say); the last dimension is made contiguous.
 Tensor with_contiguous_rows(const Tensor& t) {
   return t.numel() == 0 || t.stride(t.dim() - 1) == 1 ? t : torch::stable::contiguous(t);
-}
-
-void check_same_shape(const Tensor& t, std::initializer_list<int64_t> sizes, const char* what) {
-  bool same = t.dim() == int64_t(sizes.size());
-  int64_t d = 0;
-  std::string expected;
-  for (const int64_t size : sizes) {
-    same = same && t.size(d) == size;
-    expected += (d++ ? ", " : "") + std::to_string(size);
-  }
-  CHECK(same, what, " must have shape [", expected, "], got ", shape(t));
-}
-
-void check_sinks(const std::optional<Tensor>& sinks, int64_t heads, ScalarType dtype) {
-  if (!sinks) return;
-  check_same_shape(*sinks, {heads}, "sinks");
-  CHECK(sinks->scalar_type() == dtype && sinks->is_contiguous(),
-        "sinks must be contiguous and of the accumulation dtype (float32; float64 for float64 inputs)");
 }
 
 // What both directions are called with, in the order of the schema.
@@ -65,8 +46,8 @@ void check_heads(const Call& c) {
   CHECK(c.q.size(2) == c.k.size(2), "q and k must have one head dim, got ", c.q.size(2), " and ", c.k.size(2));
   for (const auto& [dim, what] :
        {std::pair{c.q.size(2), "the head dim of q and k"}, {c.v.size(2), "the head dim of v"}})
-    CHECK(dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim, what, " must be a multiple of 8 up to 256, got ", dim,
-          ": pad it with zeros");
+    CHECK(dim > 0 && dim % 8 == 0 && dim <= kMaxHeadDim, what, " must be a multiple of 8 up to ", kMaxHeadDim, ", got ",
+          dim, ": pad it with zeros");
   CHECK(c.q.scalar_type() == c.k.scalar_type() && c.q.scalar_type() == c.v.scalar_type(),
         "q, k and v must have one dtype, got ", name(floating_dtype(c.q, "q")), ", ", name(floating_dtype(c.k, "k")),
         " and ", name(floating_dtype(c.v, "v")));
@@ -104,9 +85,22 @@ Rectangle rectangle_of(const Call& c) {
   return r;
 }
 
+void check_devices(const Call& c) {
+  for (const auto& [tensor, what] : {std::pair{&c.q, "q"},
+                                     {&c.k, "k"},
+                                     {&c.v, "v"},
+                                     {&c.subtree_end, "subtree_end"},
+                                     {&c.position_ids, "position_ids"},
+                                     {&c.plan, "plan"}})
+    check_on_cpu(*tensor, what);
+  check_on_cpu(c.query_index, "query_index");
+  check_on_cpu(c.sinks, "sinks");
+}
+
 // Every check of the shared arguments; returns what the kernels read.
 AttentionParams attention_params(const Call& c) {
   AttentionParams p;
+  check_devices(c);
   p.q = rows_of(c.q, "q");
   p.k = rows_of(c.k, "k");
   p.v = rows_of(c.v, "v");
@@ -162,6 +156,10 @@ Tensor run_backward(const Call& c, const Tensor& dout_any, const std::optional<T
                     const Tensor& lse, const std::optional<Tensor>& dq, const std::optional<Tensor>& dk,
                     const std::optional<Tensor>& dv) {
   AttentionBackwardParams p;
+  check_on_cpu(dout_any, "dout");
+  check_on_cpu(dlse, "dlse");
+  check_on_cpu(out_any, "out");
+  check_on_cpu(lse, "lse");
   static_cast<AttentionParams&>(p) = attention_params(c);
   const Tensor dout = with_contiguous_rows(dout_any), out = with_contiguous_rows(out_any);
   const ScalarType accumulation = accumulation_type(p.q.dtype);
@@ -217,6 +215,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> tree_attention_bwd(
 
 void check_accumulator(const std::optional<Tensor>& t, const Tensor& like, ScalarType dtype, const char* what) {
   if (!t) return;
+  check_on_cpu(*t, what);
   check_same_shape(*t, {like.size(0), like.size(1), like.size(2)}, what);
   CHECK(t->scalar_type() == dtype && t->is_contiguous(), what,
         " must be contiguous and float32 (float64 for float64 inputs)");
@@ -239,70 +238,6 @@ Tensor tree_attention_bwd_accum(const Tensor& dout, const std::optional<Tensor>&
       dout, dlse, out, lse, dq_accum, dk_accum, dv_accum);
 }
 
-void fill_merge(LseMergeParams& p, const Tensor& outs, const Tensor& lses, const std::optional<Tensor>& sinks) {
-  CHECK(outs.dim() == 4, "outs must be [partials, Tq, Hq, Dv], got shape ", shape(outs));
-  check_same_shape(lses, {outs.size(0), outs.size(2), outs.size(1)}, "lses");
-  p.dtype = floating_dtype(outs, "outs");
-  CHECK((p.dtype == DType::kFloat32 || p.dtype == DType::kFloat64) && outs.scalar_type() == lses.scalar_type(),
-        "outs and lses must both be float32 or both float64, got ", name(p.dtype), " and ",
-        name(floating_dtype(lses, "lses")));
-  check_sinks(sinks, outs.size(2), outs.scalar_type());
-  p.sinks = sinks ? sinks->const_data_ptr() : nullptr;
-  p.num_partials = outs.size(0);
-  p.num_queries = outs.size(1);
-  p.heads = int(outs.size(2));
-  p.value_dim = int(outs.size(3));
-}
-
-std::tuple<Tensor, Tensor> lse_merge(const Tensor& outs_any, const Tensor& lses_any,
-                                     const std::optional<Tensor>& sinks) {
-  LseMergeParams p;
-  fill_merge(p, outs_any, lses_any, sinks);
-  const Tensor outs = torch::stable::contiguous(outs_any), lses = torch::stable::contiguous(lses_any);
-  Tensor out = torch::stable::new_empty(outs, {outs.size(1), outs.size(2), outs.size(3)});
-  Tensor lse = torch::stable::new_empty(outs, {outs.size(2), outs.size(1)});
-  p.outs = outs.const_data_ptr();
-  p.lses = lses.const_data_ptr();
-  p.out = out.mutable_data_ptr();
-  p.lse = lse.mutable_data_ptr();
-  cpu::kernels().lse_merge(p, executor(outs.numel()));
-  return {out, lse};
-}
-
-std::tuple<Tensor, Tensor, Tensor> lse_merge_bwd(const Tensor& dout_any, const std::optional<Tensor>& dlse_any,
-                                                 const Tensor& outs_any, const Tensor& lses_any,
-                                                 const std::optional<Tensor>& sinks, const Tensor& out_any,
-                                                 const Tensor& lse_any) {
-  LseMergeBackwardParams p;
-  fill_merge(p, outs_any, lses_any, sinks);
-  const Tensor outs = torch::stable::contiguous(outs_any), lses = torch::stable::contiguous(lses_any);
-  const Tensor dout = torch::stable::contiguous(dout_any), out = torch::stable::contiguous(out_any);
-  const Tensor lse = torch::stable::contiguous(lse_any);
-  for (const auto& [tensor, what] : {std::pair{&dout, "dout"}, {&out, "out"}}) {
-    check_same_shape(*tensor, {outs.size(1), outs.size(2), outs.size(3)}, what);
-    CHECK(tensor->scalar_type() == outs.scalar_type(), what, " must have the dtype of outs");
-  }
-  std::optional<Tensor> dlse;
-  if (dlse_any) dlse = torch::stable::contiguous(*dlse_any);
-  for (const auto& [tensor, what] : {std::pair{&lse, "lse"}, {dlse ? &*dlse : &lse, "dlse"}}) {
-    check_same_shape(*tensor, {outs.size(2), outs.size(1)}, what);
-    CHECK(tensor->scalar_type() == outs.scalar_type(), what, " must have the dtype of outs");
-  }
-  Tensor douts = torch::stable::empty_like(outs), dlses = torch::stable::empty_like(lses);
-  Tensor dsinks = torch::stable::new_empty(outs, {sinks ? outs.size(2) : 0});
-  p.outs = outs.const_data_ptr();
-  p.lses = lses.const_data_ptr();
-  p.out = const_cast<void*>(out.const_data_ptr());
-  p.lse = const_cast<void*>(lse.const_data_ptr());
-  p.dout = dout.const_data_ptr();
-  p.dlse = dlse ? dlse->const_data_ptr() : nullptr;
-  p.douts = douts.mutable_data_ptr();
-  p.dlses = dlses.mutable_data_ptr();
-  p.dsinks = sinks ? dsinks.mutable_data_ptr() : nullptr;
-  cpu::kernels().lse_merge_backward(p, executor(outs.numel()));
-  return {douts, dlses, dsinks};
-}
-
 }  // namespace
 }  // namespace regrow::ops
 
@@ -310,6 +245,4 @@ STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
   m.impl("tree_attention_fwd", TORCH_BOX(&regrow::ops::tree_attention_fwd));
   m.impl("tree_attention_bwd", TORCH_BOX(&regrow::ops::tree_attention_bwd));
   m.impl("tree_attention_bwd_accum", TORCH_BOX(&regrow::ops::tree_attention_bwd_accum));
-  m.impl("lse_merge", TORCH_BOX(&regrow::ops::lse_merge));
-  m.impl("lse_merge_bwd", TORCH_BOX(&regrow::ops::lse_merge_bwd));
 }

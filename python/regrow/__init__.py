@@ -7,7 +7,7 @@ from regrow import (
 from regrow.attention import LseMerge, TreeAttention, lse_merge, tree_attention
 from regrow.gather import ReplayGather, ReplayScatter, replay_gather, replay_scatter
 from regrow.logprobs import RowLogprobs, TreeLogprobs, row_logprobs, tree_logprobs
-from regrow.plan import plan
+from regrow.plans import plan
 from regrow.tree import PrefixTree
 
 __version__ = "0.1.0"

@@ -2,10 +2,14 @@
 
 import torch
 
-from regrow.plan import cached_plan
-from regrow.plan import plan as make_plan
+from regrow.devices import same_device
+from regrow.dtypes import accumulation_dtype
+from regrow.plans import cached_plan, check_places, check_window
+from regrow.plans import plan as make_plan
 
 _ops = torch.ops.regrow
+_ARGUMENTS = tuple(argument.name for argument in _ops.tree_attention_fwd.default._schema.arguments)
+_NUM_ARGUMENTS = len(_ARGUMENTS)
 
 
 class TreeAttention(torch.autograd.Function):
@@ -29,15 +33,25 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, subtree_end, position_ids, plan, query_index, sinks = ctx.saved_tensors
         if dout is None and dlse is None:
-            return (None,) * 14
-        if dout is None:
-            dout = torch.zeros_like(out)
-        dq, dk, dv, dsinks = _ops.tree_attention_bwd(
-            dout, dlse, q, k, v, out, lse, subtree_end, position_ids, plan, query_index, *ctx.options, sinks
-        )
-        return dq, dk, dv, *(None,) * 9, dsinks if sinks is not None else None, None
+            return (None,) * _NUM_ARGUMENTS
+        dq, dk, dv, dsinks = _ops.tree_attention_bwd(*_backward_arguments(ctx, dout, dlse))
+        return _gradients(ctx, dq, dk, dv, dsinks)
+
+
+def _backward_arguments(ctx, dout, dlse):
+    """What both backward ops start with, in the order of their schema."""
+    q, k, v, out, lse, subtree_end, position_ids, plan, query_index, sinks = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    return dout, dlse, q, k, v, out, lse, subtree_end, position_ids, plan, query_index, *ctx.options, sinks
+
+
+def _gradients(ctx, dq, dk, dv, dsinks):
+    """One for each argument of tree_attention_fwd."""
+    sinks = ctx.saved_tensors[-1]
+    gradients = dict(q=dq, k=dk, v=dv, sinks=None if sinks is None else dsinks)
+    return tuple(gradients.get(name) for name in _ARGUMENTS)
 
 
 class _TreeAttentionInto(torch.autograd.Function):
@@ -52,17 +66,12 @@ class _TreeAttentionInto(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, subtree_end, position_ids, plan, query_index, sinks = ctx.saved_tensors
         if dout is None and dlse is None:
-            return (None,) * 16
-        if dout is None:
-            dout = torch.zeros_like(out)
-        dq = torch.zeros_like(q, dtype=lse.dtype, memory_format=torch.contiguous_format)
-        dsinks = _ops.tree_attention_bwd_accum(
-            dout, dlse, q, k, v, out, lse, subtree_end, position_ids, plan, query_index, *ctx.options, sinks,
-            dq, *ctx.accumulators,
-        )  # fmt: skip
-        return None, None, dq.to(q.dtype), *(None,) * 11, dsinks if sinks is not None else None, None
+            return (None,) * (2 + _NUM_ARGUMENTS)
+        q = ctx.saved_tensors[0]
+        dq = torch.zeros_like(q, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
+        dsinks = _ops.tree_attention_bwd_accum(*_backward_arguments(ctx, dout, dlse), dq, *ctx.accumulators)
+        return None, None, *_gradients(ctx, dq.to(q.dtype), None, None, dsinks)
 
 
 def tree_attention(
@@ -84,22 +93,30 @@ def tree_attention(
     `dk_accum` [Tk,Hkv,D] and `dv_accum` [Tk,Hkv,Dv], both or neither, float32 (float64): backward adds the gradients of
     k and v there, and those of k and v themselves are then None.
 
-    Raises ValueError for shapes, dtypes or options that do not fit, and RuntimeError under torch.compile or graph
-    capture where no plan exists yet.
+    Raises ValueError for shapes, dtypes, devices or options that do not fit, and RuntimeError under torch.compile or
+    graph capture where no plan exists yet.
 
         tree = regrow.PrefixTree.from_sequences([[5, 6, 7], [5, 6, 8, 9]])
         out = regrow.tree_attention(q, k, v, tree)  # q [5, Hq, D]
     """
+    if not all(isinstance(t, torch.Tensor) for t in (q, k, v)):
+        raise ValueError(f"q, k and v must be tensors, got {', '.join(type(t).__name__ for t in (q, k, v))}")
+    same_device(
+        q=q, k=k, v=v, tree=tree.subtree_end, plan=plan, query_index=query_index, sinks=sinks, dk_accum=dk_accum,
+        dv_accum=dv_accum,
+    )  # fmt: skip
     if q.dim() != 3 or k.dim() != 3 or v.dim() != 3:
         raise ValueError(f"q, k and v must be [rows, heads, dim], got shapes {[list(t.shape) for t in (q, k, v)]}")
     if (dk_accum is None) != (dv_accum is None):
         raise ValueError("dk_accum and dv_accum go together: pass both or neither")
     if partial and sinks is not None:
         raise ValueError("a partial result leaves the sinks out: pass them to regrow.lse_merge")
+    check_places(query_index, query_start)
+    check_window(window)
     if plan is None:
         plan = _find_plan(tree, q, k, window, query_start, query_index, key_start)
     if sinks is not None:
-        sinks = sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+        sinks = sinks.to(accumulation_dtype(q.dtype))
     arguments = (
         q, k, v, tree.subtree_end, tree.position_ids, plan, query_index, query_start, key_start,
         q.size(-1) ** -0.5 if scale is None else float(scale), window, None if softcap is None else float(softcap),
@@ -128,11 +145,12 @@ def _find_plan(tree, q, k, window, query_start, query_index, key_start):
         return found
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("no plan can be made under graph capture: pass plan=regrow.plan(tree, ...)")
-    return make_plan(tree, num_queries=q.size(0), num_keys=k.size(0), query_index=query_index, **rectangle)
+    num_queries = q.size(0) if query_index is None else None
+    return make_plan(tree, num_queries=num_queries, num_keys=k.size(0), query_index=query_index, **rectangle)
 
 
 def _check_accumulators(q, k, v, dk_accum, dv_accum):
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = accumulation_dtype(q.dtype)
     for name, accumulator, like in (("dk_accum", dk_accum, k), ("dv_accum", dv_accum, v)):
         if accumulator.shape != like.shape or accumulator.dtype != dtype or not accumulator.is_contiguous():
             raise ValueError(
@@ -174,58 +192,56 @@ def lse_merge(outs, lses, sinks=None):
     out [Tq,Hq,Dv] and lse [Hq,Tq] of the union, differentiable in all three. A part that saw no key (lse -inf) has no
     weight, whatever its out. The mergeable state is that of online softmax (Milakov and Gimelshein, 2018).
 
-    Raises ValueError for shapes or dtypes that do not fit.
+    Raises ValueError for shapes, dtypes or devices that do not fit.
 
         parts = [regrow.tree_attention(q, k[a:b], v[a:b], tree, key_start=a, partial=True) for a, b in blocks]
         out, lse = regrow.lse_merge(torch.stack([o for o, _ in parts]), torch.stack([l for _, l in parts]))
     """
+    same_device(outs=outs, lses=lses, sinks=sinks)
     if sinks is not None:
         sinks = sinks.to(outs.dtype)
     return _ops.lse_merge(outs, lses, sinks)
 
 
+def _check_devices(op, arguments):
+    names = (argument.name for argument in op.default._schema.arguments)
+    named = zip(names, arguments, strict=True)
+    same_device(**{name: value for name, value in named if isinstance(value, torch.Tensor)})
+
+
 @torch.library.register_fake("regrow::tree_attention_fwd")
-def _(
-    q,
-    k,
-    v,
-    subtree_end,
-    position_ids,
-    plan,
-    query_index,
-    query_start,
-    key_start,
-    scale,
-    window,
-    softcap,
-    sinks,
-    partial,
-):
-    accumulation = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((q.size(0), q.size(1), v.size(2)), dtype=accumulation if partial else q.dtype)
-    return out, q.new_empty((q.size(1), q.size(0)), dtype=accumulation)
+def _(*arguments):
+    _check_devices(_ops.tree_attention_fwd, arguments)
+    q, _, v, *_, partial = arguments
+    wide = accumulation_dtype(q.dtype)
+    out = q.new_empty((q.size(0), q.size(1), v.size(2)), dtype=wide if partial else q.dtype)
+    return out, q.new_empty((q.size(1), q.size(0)), dtype=wide)
 
 
 @torch.library.register_fake("regrow::tree_attention_bwd")
-def _(dout, dlse, q, k, v, out, lse, *rest):
-    sinks = rest[-1]
+def _(*arguments):
+    _check_devices(_ops.tree_attention_bwd, arguments)
+    _, _, q, k, v, _, lse, *_, sinks = arguments
     gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     return *gradients, lse.new_empty(0 if sinks is None else q.size(1))
 
 
 @torch.library.register_fake("regrow::tree_attention_bwd_accum")
-def _(dout, dlse, q, k, v, out, lse, *rest):
-    sinks = rest[-4]
+def _(*arguments):
+    _check_devices(_ops.tree_attention_bwd_accum, arguments)
+    _, _, q, _, _, _, lse, *_, sinks, _, _, _ = arguments
     return lse.new_empty(0 if sinks is None else q.size(1))
 
 
 @torch.library.register_fake("regrow::lse_merge")
 def _(outs, lses, sinks):
+    same_device(outs=outs, lses=lses, sinks=sinks)
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
 
 @torch.library.register_fake("regrow::lse_merge_bwd")
 def _(dout, dlse, outs, lses, sinks, out, lse):
+    same_device(dout=dout, dlse=dlse, outs=outs, lses=lses, sinks=sinks, out=out, lse=lse)
     like = torch.contiguous_format
     return (
         torch.empty_like(outs, memory_format=like),

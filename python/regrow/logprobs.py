@@ -1,23 +1,18 @@
 """Log-probabilities of target tokens, and entropies, without a tensor of all logits.
 
-A row of hidden states owns what it predicts (docs/design.md, log-probs). Rows are taken in chunks: torch's matmul makes
-the chunk's logits, the row kernels reduce them or turn them into their gradient in place, and the memory is used again.
+A row of hidden states owns what it predicts (docs/design.md, log-probs).
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from regrow import _load  # noqa: F401
+from regrow.logit_chunks import Targets, accumulation_dtype, chunked_backward, chunked_forward
 
 __all__ = ["RowLogprobs", "TreeLogprobs", "row_logprobs", "tree_logprobs"]
 
 ops = torch.ops.regrow
-
-# Enough rows for a full-speed matmul at vocabularies up to 256K (128 rows in bf16 there), and small beside the weight.
-CHUNK_BYTES = 64 << 20
-
 
 def row_logprobs(hidden, weight, target_row, target_token, *, temperature=1.0, softcap=None):
     """Log-probability of each target token under its row, and each row's entropy (nats).
@@ -57,93 +52,6 @@ def tree_logprobs(hidden, weight, tree, *, where=None, temperature=1.0, softcap=
         parent_index = parent_index.masked_fill(~where, -1)  # a token without a parent is predicted by no row
     logp, entropy = ops.tree_logprobs(hidden, weight, parent_index, tree.tokens, temperature, softcap)
     return (logp, entropy) if return_entropy else logp
-
-
-@dataclass
-class Targets:
-    """N targets sorted by row, then token, then place in the caller's list."""
-
-    rows: torch.Tensor | None  # [R] the rows of hidden that are computed; None: all, in order
-    num_rows: int
-    order: torch.Tensor  # [N] the caller's place of each target
-    row: torch.Tensor  # [N] in [0, R)
-    token: torch.Tensor  # [N]
-    row_start: torch.Tensor  # [R + 1]: row r owns the targets [row_start[r], row_start[r + 1])
-    bounds: list[int]  # row_start, on the host
-
-    @classmethod
-    def sort(cls, rows, num_rows, row, token):
-        order = torch.argsort(token, stable=True)
-        order = order[torch.argsort(row[order], stable=True)]
-        row = row[order]
-        row_start = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device))
-        return cls(rows, num_rows, order, row, token[order], row_start, row_start.tolist())
-
-    def chunks(self, hidden, weight):
-        """Yields (slice of rows, slice of targets, the rows' hidden states, their logits in memory used again)."""
-        chunk_rows = max(1, CHUNK_BYTES // max(1, weight.size(0) * weight.element_size()))
-        memory = hidden.new_empty(min(chunk_rows, self.num_rows), weight.size(0))
-        for begin in range(0, self.num_rows, chunk_rows):
-            rows = slice(begin, min(begin + chunk_rows, self.num_rows))
-            chunk = hidden[rows] if self.rows is None else hidden[self.rows[rows]]
-            logits = torch.mm(chunk, weight.T, out=memory[: rows.stop - rows.start])
-            yield rows, slice(self.bounds[rows.start], self.bounds[rows.stop]), chunk, logits
-
-
-def _accumulation_dtype(dtype):
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _forward(hidden, weight, targets, temperature, softcap):
-    """logp [N] in sorted order, entropy [R]."""
-    dtype = _accumulation_dtype(hidden.dtype)
-    logp = hidden.new_empty(targets.token.size(0), dtype=dtype)
-    entropy = hidden.new_empty(targets.num_rows, dtype=dtype)
-    for rows, span, _, logits in targets.chunks(hidden, weight):
-        lse, entropy[rows] = ops.logits_row_stats(logits, temperature, softcap)
-        row = targets.row[span] - rows.start
-        logp[span] = ops.logits_pick(logits, lse, row, targets.token[span], temperature, softcap)
-    return logp, entropy
-
-
-def _backward(dlogp, dentropy, hidden, weight, targets, temperature, softcap, need_hidden, need_weight):
-    """dlogp [N] in sorted order, dentropy [R] or None -> dhidden [R,H] of the computed rows, dweight [V,H], or [0]."""
-    dhidden = hidden.new_empty((targets.num_rows, hidden.size(1)) if need_hidden else 0)
-    dweight = _WeightGradient(weight) if need_weight else None
-    for rows, span, chunk, logits in targets.chunks(hidden, weight):
-        lse, entropy = ops.logits_row_stats(logits, temperature, softcap)
-        row_start = targets.row_start[rows.start : rows.stop + 1] - span.start
-        ops.logits_row_grad_(
-            logits, lse, entropy, row_start, targets.token[span], dlogp[span],
-            None if dentropy is None else dentropy[rows], temperature, softcap,
-        )  # fmt: skip
-        if need_hidden:
-            torch.mm(logits, weight, out=dhidden[rows])
-        if need_weight:
-            dweight.add(logits, chunk)
-    return dhidden, dweight.result() if need_weight else weight.new_empty(0)
-
-
-class _WeightGradient:
-    """Sum of products [V,H] over chunks: each product in the weight's dtype, their sum in fp32 (fp64), rounded once."""
-
-    def __init__(self, weight):
-        self.like, self.product, self.sum = weight, None, None
-
-    def add(self, dlogits, chunk):
-        if self.product is None:  # the only chunk of a small call needs no sum
-            self.product = dlogits.T @ chunk
-        elif self.product.dtype == _accumulation_dtype(self.product.dtype):
-            self.product.addmm_(dlogits.T, chunk)
-        else:
-            if self.sum is None:
-                self.sum = self.product.to(_accumulation_dtype(self.product.dtype))
-            self.sum += torch.mm(dlogits.T, chunk, out=self.product)
-
-    def result(self):
-        if self.product is None:
-            return torch.zeros_like(self.like, memory_format=torch.contiguous_format)
-        return self.product if self.sum is None else self.product.copy_(self.sum)
 
 
 def _check(hidden, weight, temperature, softcap):
@@ -211,7 +119,7 @@ def _tree_targets(hidden, weight, parent_index, tokens, temperature, softcap):
 @torch.library.impl("regrow::row_logprobs", "default")
 def _row_logprobs(hidden, weight, target_row, target_token, temperature, softcap):
     targets = _row_targets(hidden, weight, target_row, target_token, temperature, softcap)
-    logp, entropy = _forward(hidden, weight, targets, temperature, softcap)
+    logp, entropy = chunked_forward(hidden, weight, targets, temperature, softcap)
     return torch.empty_like(logp).index_copy_(0, targets.order, logp), entropy
 
 
@@ -221,7 +129,7 @@ def _row_logprobs_bwd(
 ):
     targets = _row_targets(hidden, weight, target_row, target_token, temperature, softcap)
     dentropy = None if dentropy is None else dentropy.contiguous()
-    return _backward(
+    return chunked_backward(
         dlogp[targets.order], dentropy, hidden, weight, targets, temperature, softcap, need_hidden, need_weight
     )
 
@@ -229,7 +137,7 @@ def _row_logprobs_bwd(
 @torch.library.impl("regrow::tree_logprobs", "default")
 def _tree_logprobs(hidden, weight, parent_index, tokens, temperature, softcap):
     targets, positions = _tree_targets(hidden, weight, parent_index, tokens, temperature, softcap)
-    logp, entropy = _forward(hidden, weight, targets, temperature, softcap)
+    logp, entropy = chunked_forward(hidden, weight, targets, temperature, softcap)
     places = positions[targets.order]
     zeros = logp.new_zeros(hidden.size(0))
     return zeros.index_copy(0, places, logp), zeros.index_copy_(0, places, entropy[targets.row])
@@ -243,7 +151,7 @@ def _tree_logprobs_bwd(
     places = positions[targets.order]
     if dentropy is not None:  # a row's entropy appears at each token that it predicts
         dentropy = ops.replay_scatter(dentropy[places], targets.row, targets.num_rows)
-    dhidden, dweight = _backward(
+    dhidden, dweight = chunked_backward(
         dlogp[places], dentropy, hidden, weight, targets, temperature, softcap, need_hidden, need_weight
     )
     if need_hidden:
@@ -301,13 +209,13 @@ torch.library.register_autograd("regrow::tree_logprobs", TreeLogprobs.backward, 
 
 @torch.library.register_fake("regrow::row_logprobs")
 def _(hidden, weight, target_row, target_token, temperature, softcap):
-    dtype = _accumulation_dtype(hidden.dtype)
+    dtype = accumulation_dtype(hidden.dtype)
     return hidden.new_empty(target_row.size(0), dtype=dtype), hidden.new_empty(hidden.size(0), dtype=dtype)
 
 
 @torch.library.register_fake("regrow::tree_logprobs")
 def _(hidden, weight, parent_index, tokens, temperature, softcap):
-    dtype = _accumulation_dtype(hidden.dtype)
+    dtype = accumulation_dtype(hidden.dtype)
     return hidden.new_empty(hidden.size(0), dtype=dtype), hidden.new_empty(hidden.size(0), dtype=dtype)
 
 
@@ -323,13 +231,13 @@ def _(logits, temperature, softcap):
     size = logits.size(0)
     return (
         logits.new_empty(size, dtype=torch.float64),
-        logits.new_empty(size, dtype=_accumulation_dtype(logits.dtype)),
+        logits.new_empty(size, dtype=accumulation_dtype(logits.dtype)),
     )
 
 
 @torch.library.register_fake("regrow::logits_pick")
 def _(logits, lse, target_row, target_token, temperature, softcap):
-    return logits.new_empty(target_row.size(0), dtype=_accumulation_dtype(logits.dtype))
+    return logits.new_empty(target_row.size(0), dtype=accumulation_dtype(logits.dtype))
 
 
 @torch.library.register_fake("regrow::logits_row_grad_")

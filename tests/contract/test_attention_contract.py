@@ -19,7 +19,7 @@ def forward_arguments(case, requires_grad=True):
     index = options.get("query_index")
     plan = regrow.plan(
         tree, query_heads=q.size(1), kv_heads=k.size(1), window=options.get("window"), query_index=index,
-        query_start=options.get("query_start", 0), num_queries=q.size(0),
+        query_start=options.get("query_start", 0), num_queries=q.size(0) if index is None else None,
         key_start=options["key_start"], num_keys=k.size(0),
     )  # fmt: skip
     return (
@@ -105,7 +105,7 @@ def test_compiling_without_a_plan_says_what_to_do(index):
     tree = grpo_group()
     case = make_case(tree, query_index=index)
     attend = lambda q: regrow.tree_attention(q, case.k, case.v, tree, query_index=index)  # noqa: E731
-    with pytest.raises(Exception, match=r"no plan for this call.*call regrow.plan first"):
+    with pytest.raises(RuntimeError, match=r"no plan for this call.*call regrow.plan first"):
         torch.compile(attend, fullgraph=True, backend="aot_eager")(case.q)
 
 
@@ -120,7 +120,41 @@ def test_plans_are_kept_by_the_tree_and_by_rectangle():
 
 
 def test_the_function_class_alone_gives_gradients():
-    case = make_case(TREE)
-    out, lse = regrow.TreeAttention.apply(*forward_arguments(case))
-    reference = ops.tree_attention_fwd(*forward_arguments(case))
-    assert torch.equal(out, reference[0]) and torch.equal(lse, reference[1]) and out.requires_grad and lse.requires_grad
+    arguments, same = forward_arguments(CASES["options"]), forward_arguments(CASES["options"])
+    results, expected = regrow.TreeAttention.apply(*arguments), ops.tree_attention_fwd(*same)
+    assert_same_gradients(results, arguments, expected, same)
+
+
+def test_the_merges_function_class_alone_gives_gradients():
+    generator = torch.Generator().manual_seed(0)
+    arguments = [torch.randn(shape, generator=generator) for shape in ((3, 5, 2, 4), (3, 2, 5), (2,))]
+    arguments = [t.requires_grad_() for t in arguments]
+    same = [t.detach().clone().requires_grad_() for t in arguments]
+    assert_same_gradients(regrow.LseMerge.apply(*arguments), arguments, regrow.lse_merge(*same), same)
+
+
+def assert_same_gradients(results, arguments, expected, same):
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    weights = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view_as(t) for t in results]
+    gradients = [
+        torch.autograd.grad(outputs, [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad], weights)
+        for outputs, inputs in ((results, arguments), (expected, same))
+    ]
+    assert all(torch.equal(a, b) and a.any() for a, b in zip(*gradients, strict=True))
+
+
+def test_compiled_with_inductor():
+    """The default backend: code of its own around the op, forward and backward."""
+    torch._dynamo.reset()
+    tree = conversation()
+    case = make_case(tree)
+    regrow.plan(tree, query_heads=4, kv_heads=2)
+    attend = lambda q, k, v: regrow.tree_attention(2 * q, k, v, tree).square()  # noqa: E731
+
+    def differentiated(function):
+        leaves = [t.detach().clone().requires_grad_() for t in (case.q, case.k, case.v)]
+        out = function(*leaves)
+        return out, *torch.autograd.grad(out, leaves, case.dout)
+
+    compiled = differentiated(torch.compile(attend, fullgraph=True, backend="inductor"))
+    torch.testing.assert_close(compiled, differentiated(attend), rtol=0, atol=1e-5)

@@ -75,6 +75,11 @@ CALLS = {
     r"softcap must be positive and finite, or None, got 0": lambda: attend(softcap=0),
     r"softcap must be positive and finite, or None, got inf": lambda: attend(softcap=float("inf")),
     r"softcap must be positive and finite, or None, got nan": lambda: attend(softcap=float("nan")),
+    r"q, k and v must be tensors, got ndarray, Tensor, Tensor": lambda: attend(q=Q.numpy()),
+    r"window must be a whole number of positions, or None for none, got 2.5": lambda: attend(window=2.5),
+    r"query_index already says where the queries stand: .*, got 3 and None": lambda: attend(
+        q=Q[:3], query_index=INDEX, query_start=3
+    ),
     r"scale must be finite, got inf": lambda: attend(scale=float("inf")),
     r"scale must be finite, got nan": lambda: attend(scale=float("nan")),
     r"sinks must have shape \[4\], got \[2\]": lambda: attend(sinks=torch.zeros(2)),
@@ -91,6 +96,30 @@ CALLS = {
     r"plan must be a contiguous 1-D int32 tensor": lambda: forward(plan=PLAN.long()),
     r"query_index has 3 entries, q has 78 rows": lambda: attend(query_index=INDEX),
     r"query_index must be a contiguous 1-D int64 tensor": lambda: attend(q=Q[:3], query_index=INDEX.int()),
+}
+
+# Any one argument elsewhere would make the dispatcher choose the kernel that computes nothing.
+DEVICE_CALLS = {
+    r"q is on cpu and tree on meta: move them to one device with .to\(device\)": lambda: attend(tree=TREE.to("meta")),
+    r"q is on cpu and tree on meta: move": lambda: attend(tree=TREE.to("meta"), plan=None),
+    r"q is on meta and k on cpu: move": lambda: attend(q=Q.to("meta")),
+    r"q is on cpu and v on meta: move": lambda: attend(v=V.to("meta")),
+    r"q is on cpu and plan on meta: move": lambda: attend(plan=PLAN.to("meta")),
+    r"q is on cpu and query_index on meta: move": lambda: attend(q=Q[:3], query_index=INDEX.to("meta")),
+    r"q is on cpu and sinks on meta: move": lambda: attend(sinks=torch.zeros(4, device="meta")),
+    r"q is on cpu and dk_accum on meta: move": lambda: attend(dk_accum=K.to("meta"), dv_accum=V),
+    r"q is on cpu and dv_accum on meta: move": lambda: attend(dk_accum=K, dv_accum=V.to("meta")),
+    r"q is on cpu and subtree_end on meta: move": lambda: forward(subtree_end=TREE.subtree_end.to("meta")),
+    r"q is on cpu and position_ids on meta: move": lambda: forward(position_ids=TREE.position_ids.to("meta")),
+    r"dout is on cpu and lse on meta: move": lambda: backward(lse=torch.zeros(4, 78, device="meta")),
+    r"dout is on cpu and dq_accum on meta: move": lambda: backward(True, dq_accum=Q.to("meta")),
+    r"outs is on cpu and lses on meta: move": lambda: regrow.lse_merge(
+        torch.zeros(2, 5, 3, 4), torch.zeros(2, 3, 5, device="meta")
+    ),
+    r"outs is on cpu and sinks on meta: move": lambda: ops.lse_merge(
+        torch.zeros(2, 5, 3, 4), torch.zeros(2, 3, 5), torch.zeros(3, device="meta")
+    ),
+    r"dout is on cpu and out on meta: move": lambda: merge_backward(out=torch.zeros(5, 3, 4, device="meta")),
 }
 
 # The arguments that only the backward has.
@@ -123,6 +152,9 @@ BACKWARD_CALLS = {
 
 # regrow.plan checks what only it can see: the rectangle on the axis.
 PLAN_CALLS = {
+    r"query_index already says where the queries stand: .*, got 0 and 7": dict(query_index=INDEX, num_queries=7),
+    r"query_index already says where the queries stand: .*, got 3 and None": dict(query_index=INDEX, query_start=3),
+    r"window must be a whole number of positions, or None for none, got 2.5": dict(window=2.5),
     r"the 3 query heads must be a positive multiple of the 2 KV heads": dict(query_heads=3, kv_heads=2),
     r"the 4 query heads must be a positive multiple of the 0 KV heads": dict(kv_heads=0),
     r"window must be positive, or None for none, got 0": dict(window=0),
@@ -196,7 +228,7 @@ def plan_of(tree, query_heads=4, kv_heads=2, **options):
     return regrow.plan(tree, query_heads=query_heads, kv_heads=kv_heads, **options)
 
 
-ALL = CALLS | BACKWARD_CALLS | MISMATCHES | MERGE_CALLS
+ALL = CALLS | DEVICE_CALLS | BACKWARD_CALLS | MISMATCHES | MERGE_CALLS
 
 
 @pytest.mark.parametrize("message", ALL)
@@ -209,6 +241,17 @@ def test_call(message):
 def test_plan(message):
     with pytest.raises(ValueError, match=message):
         plan_of(TREE, **PLAN_CALLS[message])
+
+
+# Past the dispatcher's choice, the kernels themselves refuse what is not in the CPU's memory.
+def test_the_kernels_take_cpu_tensors_only():
+    on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    case = (Q, K, V, TREE.subtree_end, TREE.position_ids, PLAN.to("meta"), None, 0, 0, 0.25, None, None, None, False)
+    with pytest.raises(ValueError, match=r"plan must be on the CPU like the other arguments: move it there with .to"):
+        ops.tree_attention_fwd.default.redispatch(on_cpu, *case)
+    outs, lses = torch.zeros(2, 5, 3, 4), torch.zeros(2, 3, 5, device="meta")
+    with pytest.raises(ValueError, match="lses must be on the CPU"):
+        ops.lse_merge.default.redispatch(on_cpu, outs, lses, None)
 
 
 # The same rectangles without a plan: the public function makes one, and says so too.

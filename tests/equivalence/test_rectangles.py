@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regrow
+from accuracy import assert_accurate
 from attention_cases import make_case, run_regrow
 from named_trees import grpo_group
 from regrow import reference
@@ -123,8 +124,14 @@ def test_merge_against_the_oracle(isa, count, sinks, dtype):
     if count + sinks == 0:
         assert (out == 0).all() and (lse == -torch.inf).all()
         return
-    expected = reference.lse_merge(outs, lses, sink) if count else (torch.zeros_like(out), sink[:, None].expand_as(lse))
-    torch.testing.assert_close((out, lse), tuple(x.to(dtype) for x in expected))
+
+    def merged(dtype):
+        if count == 0:
+            return torch.zeros_like(out, dtype=dtype), sink[:, None].expand_as(lse).to(dtype)
+        return reference.lse_merge(outs.to(dtype), lses.to(dtype), None if sink is None else sink.to(dtype))
+
+    for ours, plain, oracle, what in zip((out, lse), merged(dtype), merged(torch.float64), ("out", "lse"), strict=True):
+        assert_accurate(ours, plain, oracle, what=what)
 
 
 def test_merge_takes_any_strides():

@@ -77,5 +77,5 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
     case = make_case(conversation(), dtype=torch.float64)
     q = case.q.requires_grad_()
     (gradient,) = torch.autograd.grad(regrow.tree_attention(q, case.k, case.v, case.tree).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
         torch.autograd.grad(gradient.square().sum(), q)

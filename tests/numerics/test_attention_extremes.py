@@ -9,7 +9,7 @@ from named_trees import conversation, empty, grpo_group
 from regrow import PrefixTree
 
 NAN = float("nan")
-FLOATS = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+FLOATS = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
 # 1e4 saturates the softmax and, with softcap, tanh; 1e-4 leaves it flat and tanh in its linear part.

@@ -8,7 +8,7 @@ import torch
 import regrow
 from accuracy import assert_accurate
 from regrow import reference
-from regrow.logprobs import CHUNK_BYTES
+from regrow.logit_chunks import CHUNK_BYTES
 
 ops = torch.ops.regrow
 
@@ -62,7 +62,7 @@ def test_rows(isa, dtype, vocabulary, temperature, softcap, generator):
 def test_many_chunks(monkeypatch, dtype, generator):
     arguments, options = random_problem(dtype, 50, 300, 16, 200, generator)
     whole = run(regrow.row_logprobs, *arguments, **options)
-    monkeypatch.setattr("regrow.logprobs.CHUNK_BYTES", 7 * 300 * dtype.itemsize)
+    monkeypatch.setattr("regrow.logit_chunks.CHUNK_BYTES", 7 * 300 * dtype.itemsize)
     compare(regrow.row_logprobs, reference.row_logprobs, *arguments, **options)
     assert torch.equal(run(regrow.row_logprobs, *arguments, **options)[0].argsort(), whole[0].argsort())
 

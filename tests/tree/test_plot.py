@@ -37,7 +37,6 @@ def test_node_rectangles():
 
 @pytest.mark.parametrize("name", [*named_trees(), "big"])
 def test_plot_writes_a_png(name, tmp_path):
-    pytest.importorskip("matplotlib")
     big = PrefixTree.from_nodes(torch.arange(-1, 99_999) // 3, torch.ones(100_000, dtype=torch.int64))
     tree = big if name == "big" else named_trees()[name]
     tree.plot(tmp_path / "tree.png")

@@ -9,18 +9,23 @@ def plan(
     tree, *, query_heads, kv_heads, window=None, query_start=0, num_queries=None, query_index=None, key_start=0,
     num_keys=None,
 ):  # fmt: skip
-    """The plan of a rectangle of the tree's axis, made on the host in O(tokens + tiles) and kept by the tree.
+    """The plan of a rectangle of the tree's axis, made on the host and kept by the tree unless it has a `query_index`.
 
     query_heads, kv_heads: of q and of k and v. window: positions a query looks back, itself included, or None.
     Queries are the `num_queries` tokens from `query_start`, or those of `query_index` [Tq] (int64, sorted, on any
     device: one on an accelerator costs a synchronisation); keys are the `num_keys` tokens from `key_start`. The
     defaults are all tokens. Returns an int32 tensor on the tree's device.
 
-    Raises ValueError for a rectangle that leaves the axis or a `query_index` that is not sorted.
+    Time is O(tokens + tiles + runs log tiles), where a run is a row of tiles that are all full or all partial.
+
+    Raises ValueError for a rectangle that leaves the axis, a `query_index` that is not sorted or comes with another
+    word on where the queries stand, and a window or heads that do not fit.
 
         plan = regrow.plan(tree, query_heads=8, kv_heads=2)
         out = regrow.tree_attention(q, k, v, tree, plan=plan)
     """
+    check_places(query_index, query_start, num_queries)
+    check_window(window)
     if query_index is not None and not (
         isinstance(query_index, torch.Tensor) and query_index.dtype == torch.int64 and query_index.dim() == 1
     ):
@@ -52,6 +57,21 @@ def plan(
     if query_index is None:
         tree.plans[key] = made
     return made
+
+
+def check_places(query_index, query_start, num_queries=None):
+    """Raises ValueError where an interval of queries comes beside `query_index`."""
+    if query_index is not None and (query_start != 0 or num_queries is not None):
+        raise ValueError(
+            f"query_index already says where the queries stand: leave out query_start and num_queries, "
+            f"got {query_start} and {num_queries}"
+        )
+
+
+def check_window(window):
+    """Raises ValueError for a window that is no whole number."""
+    if window is not None and not isinstance(window, int) and not hasattr(window, "__index__"):
+        raise ValueError(f"window must be a whole number of positions, or None for none, got {window}")
 
 
 def cached_plan(tree, *, query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys):

@@ -1,0 +1,38 @@
+#pragma once
+
+// Checks that several ops make of their tensors.
+
+#include <initializer_list>
+
+#include "ops/tensors.h"
+
+namespace regrow::ops {
+
+// The dispatcher sends a call here only if all tensors are on the CPU; a redispatch may not.
+inline void check_on_cpu(const Tensor& t, const char* what) {
+  CHECK(t.is_cpu(), what, " must be on the CPU like the other arguments: move it there with .to(\"cpu\")");
+}
+
+inline void check_on_cpu(const std::optional<Tensor>& t, const char* what) {
+  if (t) check_on_cpu(*t, what);
+}
+
+inline void check_same_shape(const Tensor& t, std::initializer_list<int64_t> sizes, const char* what) {
+  bool same = t.dim() == int64_t(sizes.size());
+  int64_t d = 0;
+  std::string expected;
+  for (const int64_t size : sizes) {
+    same = same && t.size(d) == size;
+    expected += (d++ ? ", " : "") + std::to_string(size);
+  }
+  CHECK(same, what, " must have shape [", expected, "], got ", shape(t));
+}
+
+inline void check_sinks(const std::optional<Tensor>& sinks, int64_t heads, ScalarType dtype) {
+  if (!sinks) return;
+  check_same_shape(*sinks, {heads}, "sinks");
+  CHECK(sinks->scalar_type() == dtype && sinks->is_contiguous(),
+        "sinks must be contiguous and of the accumulation dtype (float32; float64 for float64 inputs)");
+}
+
+}  // namespace regrow::ops

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "tree/rectangle.h"
+
+namespace regrow {
+
+inline constexpr int32_t kPlanMagic = 0x52475031;
+
+// What tells a plan of one tree or query_index from that of another. Depths matter to a window only.
+int32_t checksum_of_tree(const Rectangle& rectangle);
+int32_t checksum_of_queries(const Rectangle& rectangle);
+
+}  // namespace regrow

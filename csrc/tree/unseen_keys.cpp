@@ -1,0 +1,56 @@
+#include "tree/unseen_keys.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace regrow {
+namespace {
+
+// The shallowest of a range of queries, for the window test of keys that are no queries themselves.
+class ShallowestQuery {
+ public:
+  explicit ShallowestQuery(const Rectangle& r) : size_(r.num_queries), depth_(2 * r.num_queries) {
+    for (int64_t i = 0; i < size_; ++i) depth_[size_ + i] = r.position_ids[r.query_position(i)];
+    for (int64_t i = size_ - 1; i > 0; --i) depth_[i] = std::min(depth_[2 * i], depth_[2 * i + 1]);
+  }
+  int64_t depth(int64_t begin, int64_t end) const {
+    int64_t shallowest = std::numeric_limits<int64_t>::max();
+    for (begin += size_, end += size_; begin < end; begin /= 2, end /= 2) {
+      if (begin & 1) shallowest = std::min(shallowest, depth_[begin++]);
+      if (end & 1) shallowest = std::min(shallowest, depth_[--end]);
+    }
+    return shallowest;
+  }
+
+ private:
+  int64_t size_;
+  std::vector<int64_t> depth_;
+};
+
+}  // namespace
+
+std::vector<KeyInterval> unseen_keys(const Rectangle& r) {
+  std::vector<KeyInterval> unseen;
+  const bool every_key_is_a_query =
+      !r.query_index && r.query_start <= r.key_start && r.query_start + r.num_queries >= r.key_start + r.num_keys;
+  if (every_key_is_a_query) return unseen;
+  const ShallowestQuery shallowest(r.window ? r : Rectangle{});
+  const auto first_query_from = [&](int64_t position) {
+    if (r.query_index) return std::lower_bound(r.query_index, r.query_index + r.num_queries, position) - r.query_index;
+    return std::clamp<int64_t>(position - r.query_start, 0, r.num_queries);
+  };
+  for (int64_t j = 0; j < r.num_keys; ++j) {
+    const int64_t position = r.key_start + j;
+    const int64_t begin = first_query_from(position), end = first_query_from(r.subtree_end[position]);
+    bool seen = begin < end;
+    if (seen && r.window) seen = shallowest.depth(begin, end) - r.position_ids[position] < r.window;
+    if (seen) continue;
+    if (!unseen.empty() && unseen.back().end == j)
+      ++unseen.back().end;
+    else
+      unseen.push_back({int32_t(j), int32_t(j + 1)});
+  }
+  return unseen;
+}
+
+}  // namespace regrow

@@ -1,0 +1,105 @@
+"""Log-probs and their gradients a chunk of rows at a time, so that no tensor of all logits exists.
+
+The chunk's logits are made in the accumulation dtype, the row kernels reduce them or turn them into their gradient in
+place, and the memory is used again. On the CPU the products are regrow's own: the same bits for any number of threads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+ops = torch.ops.regrow
+
+# Enough rows for a full-speed product at vocabularies up to 256K (64 rows there), and small beside the weight.
+CHUNK_BYTES = 64 << 20
+# Of a small vocabulary: beyond it a chunk gains nothing.
+MAX_CHUNK_ROWS = 1024
+
+
+def accumulation_dtype(dtype):
+    """fp64 for fp64, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass
+class Targets:
+    """N targets sorted by row, then token, then place in the caller's list."""
+
+    rows: torch.Tensor | None  # [R] the rows of hidden that are computed; None: all, in order
+    num_rows: int
+    order: torch.Tensor  # [N] the caller's place of each target
+    row: torch.Tensor  # [N] in [0, R)
+    token: torch.Tensor  # [N]
+    row_start: torch.Tensor  # [R + 1]: row r owns the targets [row_start[r], row_start[r + 1])
+    bounds: list[int]  # row_start, on the host
+
+    @classmethod
+    def sort(cls, rows, num_rows, row, token):
+        order = torch.argsort(token, stable=True)
+        order = order[torch.argsort(row[order], stable=True)]
+        row = row[order]
+        row_start = torch.searchsorted(row, torch.arange(num_rows + 1, device=row.device))
+        return cls(rows, num_rows, order, row, token[order], row_start, row_start.tolist())
+
+    def chunks(self, hidden, weight):
+        """Yields (slice of rows, slice of targets, the rows' hidden states, their logits in memory used again)."""
+        dtype = accumulation_dtype(hidden.dtype)
+        chunk_rows = CHUNK_BYTES // max(1, weight.size(0) * dtype.itemsize)
+        chunk_rows = min(max(1, chunk_rows), MAX_CHUNK_ROWS)
+        memory = hidden.new_empty(min(chunk_rows, self.num_rows), weight.size(0), dtype=dtype)
+        for begin in range(0, self.num_rows, chunk_rows):
+            rows = slice(begin, min(begin + chunk_rows, self.num_rows))
+            chunk = hidden[rows] if self.rows is None else hidden[self.rows[rows]]
+            logits = memory[: rows.stop - rows.start]
+            _multiply(chunk, weight, logits)
+            yield rows, slice(self.bounds[rows.start], self.bounds[rows.stop]), chunk, logits
+
+
+def chunked_forward(hidden, weight, targets, temperature, softcap):
+    """logp [N] in sorted order, entropy [R]."""
+    dtype = accumulation_dtype(hidden.dtype)
+    logp = hidden.new_empty(targets.token.size(0), dtype=dtype)
+    entropy = hidden.new_empty(targets.num_rows, dtype=dtype)
+    for rows, span, _, logits in targets.chunks(hidden, weight):
+        lse, entropy[rows] = ops.logits_row_stats(logits, temperature, softcap)
+        row = targets.row[span] - rows.start
+        logp[span] = ops.logits_pick(logits, lse, row, targets.token[span], temperature, softcap)
+    return logp, entropy
+
+
+def chunked_backward(dlogp, dentropy, hidden, weight, targets, temperature, softcap, need_hidden, need_weight):
+    """dlogp [N] in sorted order, dentropy [R] or None -> dhidden [R,H] of the computed rows, dweight [V,H], or [0]."""
+    dtype = accumulation_dtype(hidden.dtype)
+    dhidden = hidden.new_empty((targets.num_rows, hidden.size(1)) if need_hidden else 0, dtype=dtype)
+    dweight = torch.zeros_like(weight, dtype=dtype, memory_format=torch.contiguous_format) if need_weight else None
+    for rows, span, chunk, logits in targets.chunks(hidden, weight):
+        lse, entropy = ops.logits_row_stats(logits, temperature, softcap)
+        row_start = targets.row_start[rows.start : rows.stop + 1] - span.start
+        ops.logits_row_grad_(
+            logits, lse, entropy, row_start, targets.token[span], dlogp[span],
+            None if dentropy is None else dentropy[rows], temperature, softcap,
+        )  # fmt: skip
+        _add_gradients(logits, chunk, weight, dhidden[rows] if need_hidden else None, dweight)
+    return dhidden.to(hidden.dtype), dweight.to(weight.dtype) if need_weight else weight.new_empty(0)
+
+
+def _multiply(hidden, weight, out):
+    """out [R,V] = hidden weight^T."""
+    if hidden.is_cpu:
+        ops.head_logits_out(hidden, weight, out)
+        return
+    with torch.autocast(hidden.device.type, enabled=False):
+        out.copy_(hidden @ weight.T)
+
+
+def _add_gradients(dlogits, hidden, weight, dhidden, dweight):
+    """dhidden [R,H] = dlogits weight, dweight [V,H] += dlogits^T hidden; None where it is not wanted."""
+    if hidden.is_cpu:
+        ops.head_logits_bwd(dlogits, hidden, weight, dhidden, dweight)
+        return
+    with torch.autocast(hidden.device.type, enabled=False):
+        dlogits = dlogits.to(hidden.dtype)
+        if dhidden is not None:
+            dhidden.copy_(dlogits @ weight)
+        if dweight is not None:
+            dweight += dlogits.T @ hidden
