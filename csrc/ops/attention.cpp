@@ -55,9 +55,11 @@ void check_heads(const Call& c) {
 
 void check_options(const Call& c) {
   CHECK(!c.window || *c.window > 0, "window must be positive, or None for none, got ", c.window.value_or(0));
-  CHECK(!c.softcap || (*c.softcap > 0 && *c.softcap < INFINITY), "softcap must be positive and finite, or None, got ",
-        c.softcap.value_or(0));
-  CHECK(c.scale == c.scale && c.scale * 0 == 0, "scale must be finite, got ", c.scale);
+  // Kernels multiply by log2(e) in the accumulation dtype.
+  const double largest = c.q.scalar_type() == ScalarType::Double ? 1e308 : 1e38;
+  CHECK(!c.softcap || (*c.softcap > 0 && *c.softcap < largest), "softcap must be positive and below ", largest,
+        ", or None, got ", c.softcap.value_or(0));
+  CHECK(std::fabs(c.scale) < largest, "scale must be finite and below ", largest, ", got ", c.scale);
 }
 
 Rectangle rectangle_of(const Call& c) {

@@ -6,6 +6,7 @@ from regrow.devices import same_device
 from regrow.dtypes import accumulation_dtype
 from regrow.plans import cached_plan, check_places, check_window
 from regrow.plans import plan as make_plan
+from regrow.refusals import plain_number, refuse_second_derivative
 
 _ops = torch.ops.regrow
 _ARGUMENTS = tuple(argument.name for argument in _ops.tree_attention_fwd.default._schema.arguments)
@@ -65,12 +66,14 @@ class _TreeAttentionInto(torch.autograd.Function):
         return output
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
             return (None,) * (2 + _NUM_ARGUMENTS)
         q = ctx.saved_tensors[0]
         dq = torch.zeros_like(q, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
         dsinks = _ops.tree_attention_bwd_accum(*_backward_arguments(ctx, dout, dlse), dq, *ctx.accumulators)
+        torch.autograd.graph.increment_version(ctx.accumulators)
         return None, None, *_gradients(ctx, dq.to(q.dtype), None, None, dsinks)
 
 
@@ -119,7 +122,7 @@ def tree_attention(
         sinks = sinks.to(accumulation_dtype(q.dtype))
     arguments = (
         q, k, v, tree.subtree_end, tree.position_ids, plan, query_index, query_start, key_start,
-        q.size(-1) ** -0.5 if scale is None else float(scale), window, None if softcap is None else float(softcap),
+        q.size(-1) ** -0.5 if scale is None else plain_number("scale", scale), window, plain_number("softcap", softcap),
         sinks, partial,
     )  # fmt: skip
     if dk_accum is None:
@@ -254,3 +257,5 @@ torch.library.register_autograd(
     "regrow::tree_attention_fwd", TreeAttention.backward, setup_context=TreeAttention.setup_context
 )
 torch.library.register_autograd("regrow::lse_merge", LseMerge.backward, setup_context=LseMerge.setup_context)
+refuse_second_derivative("regrow::tree_attention_bwd", "tree_attention")
+refuse_second_derivative("regrow::lse_merge_bwd", "lse_merge")

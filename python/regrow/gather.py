@@ -3,6 +3,7 @@
 import torch
 
 from regrow import _load  # noqa: F401
+from regrow.devices import same_device
 
 __all__ = ["ReplayGather", "ReplayScatter", "replay_gather", "replay_scatter"]
 
@@ -22,6 +23,7 @@ def replay_gather(src, index, *, out=None):
         return ops.replay_gather(src, index)
     _refuse_autograd("replay_gather", src=src, out=out)
     ops.replay_gather_out(src, index, out)
+    _count_write(out)
     return out
 
 
@@ -41,6 +43,7 @@ def replay_scatter(src, index, num_rows, *, out=None):
     if out.dim() and out.size(0) != num_rows:
         raise ValueError(f"out has {out.size(0)} rows, num_rows is {num_rows}")
     ops.replay_scatter_out(src, index, out)
+    _count_write(out)
     return out
 
 
@@ -51,6 +54,12 @@ def _refuse_autograd(name, **tensors):
                 f"{name}(out=...) has no gradient, but {argument} requires one: leave out= away, or call it under "
                 "torch.no_grad()"
             )
+
+
+def _count_write(out):
+    """Lets autograd see that `out` changed, should it have been saved for a backward."""
+    if not torch.compiler.is_compiling():  # where functionalisation sees it by the schema
+        torch.autograd.graph.increment_version(out)
 
 
 class ReplayGather(torch.autograd.Function):
@@ -99,19 +108,21 @@ torch.library.register_autograd(
 
 @torch.library.register_fake("regrow::replay_gather")
 def _(src, index):
+    same_device(src=src, index=index)
     return src.new_empty(index.size(0), *src.shape[1:])
 
 
 @torch.library.register_fake("regrow::replay_scatter")
 def _(src, index, num_rows):
+    same_device(src=src, index=index)
     return src.new_empty(num_rows, *src.shape[1:])
 
 
 @torch.library.register_fake("regrow::replay_gather_out")
 def _(src, index, out):
-    return None
+    same_device(src=src, index=index, out=out)
 
 
 @torch.library.register_fake("regrow::replay_scatter_out")
 def _(src, index, out):
-    return None
+    same_device(src=src, index=index, out=out)

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+from regrow.dtypes import accumulation_dtype
+
 ops = torch.ops.regrow
 
 # Enough rows for a full-speed product at vocabularies up to 256K (64 rows there), and small beside the weight.
 CHUNK_BYTES = 64 << 20
 # Of a small vocabulary: beyond it a chunk gains nothing.
 MAX_CHUNK_ROWS = 1024
-
-
-def accumulation_dtype(dtype):
-    """fp64 for fp64, else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass

@@ -8,11 +8,15 @@ import math
 import torch
 
 from regrow import _load  # noqa: F401
-from regrow.logit_chunks import Targets, accumulation_dtype, chunked_backward, chunked_forward
+from regrow.devices import same_device
+from regrow.dtypes import accumulation_dtype
+from regrow.logit_chunks import Targets, chunked_backward, chunked_forward
+from regrow.refusals import plain_number, refuse_second_derivative
 
 __all__ = ["RowLogprobs", "TreeLogprobs", "row_logprobs", "tree_logprobs"]
 
 ops = torch.ops.regrow
+
 
 def row_logprobs(hidden, weight, target_row, target_token, *, temperature=1.0, softcap=None):
     """Log-probability of each target token under its row, and each row's entropy (nats).
@@ -24,6 +28,7 @@ def row_logprobs(hidden, weight, target_row, target_token, *, temperature=1.0, s
 
         logp, entropy = regrow.row_logprobs(hidden, lm_head.weight, rows, tokens)
     """
+    temperature, softcap = plain_number("temperature", temperature), plain_number("softcap", softcap)
     return ops.row_logprobs(hidden, weight, target_row, target_token, temperature, softcap)
 
 
@@ -40,8 +45,11 @@ def tree_logprobs(hidden, weight, tree, *, where=None, temperature=1.0, softcap=
     """
     if tree.tokens is None:
         raise ValueError("the tree has no tokens to predict: give from_nodes its tokens")
-    if hidden.size(0) != tree.num_tokens:
-        raise ValueError(f"hidden has {hidden.size(0)} rows, the tree has {tree.num_tokens} tokens")
+    if hidden.dim() != 2 or hidden.size(0) != tree.num_tokens:
+        raise ValueError(
+            f"hidden is {list(hidden.shape)}, the tree has {tree.num_tokens} tokens: give one row for each"
+        )
+    temperature, softcap = plain_number("temperature", temperature), plain_number("softcap", softcap)
     parent_index = tree.parent_index
     if where is not None:
         if where.dtype != torch.bool or list(where.shape) != [tree.num_tokens]:
@@ -67,12 +75,14 @@ def _check(hidden, weight, temperature, softcap):
         )
     if hidden.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"hidden must be float64, float32, bfloat16 or float16, got {hidden.dtype}")
-    if not (temperature > 0 and math.isfinite(temperature)):
+    largest = torch.finfo(accumulation_dtype(hidden.dtype)).max
+    if not (temperature > 0 and math.isfinite(temperature) and 1 / largest < temperature < largest):
         raise ValueError(
-            f"temperature is {temperature}, must be positive and finite (greedy decoding has no log-probs)"
+            f"temperature is {temperature}, must be positive and finite, its inverse too in the accumulation dtype "
+            "(greedy decoding has no log-probs)"
         )
-    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
-        raise ValueError(f"softcap is {softcap}, must be positive and finite, or None")
+    if softcap is not None and not 1 / largest < softcap < largest:
+        raise ValueError(f"softcap is {softcap}, must be positive and finite in the accumulation dtype, or None")
 
 
 def _check_indices(name, values, low, high, remedy, where=None):
@@ -209,12 +219,14 @@ torch.library.register_autograd("regrow::tree_logprobs", TreeLogprobs.backward, 
 
 @torch.library.register_fake("regrow::row_logprobs")
 def _(hidden, weight, target_row, target_token, temperature, softcap):
+    same_device(hidden=hidden, weight=weight, target_row=target_row, target_token=target_token)
     dtype = accumulation_dtype(hidden.dtype)
     return hidden.new_empty(target_row.size(0), dtype=dtype), hidden.new_empty(hidden.size(0), dtype=dtype)
 
 
 @torch.library.register_fake("regrow::tree_logprobs")
 def _(hidden, weight, parent_index, tokens, temperature, softcap):
+    same_device(hidden=hidden, weight=weight, parent_index=parent_index, tokens=tokens)
     dtype = accumulation_dtype(hidden.dtype)
     return hidden.new_empty(hidden.size(0), dtype=dtype), hidden.new_empty(hidden.size(0), dtype=dtype)
 
@@ -222,6 +234,7 @@ def _(hidden, weight, parent_index, tokens, temperature, softcap):
 @torch.library.register_fake("regrow::row_logprobs_bwd")
 @torch.library.register_fake("regrow::tree_logprobs_bwd")
 def _(dlogp, dentropy, hidden, weight, *rest):
+    same_device(dlogp=dlogp, hidden=hidden, weight=weight)
     need_hidden, need_weight = rest[-2:]
     return hidden.new_empty(hidden.shape if need_hidden else 0), hidden.new_empty(weight.shape if need_weight else 0)
 
@@ -243,3 +256,7 @@ def _(logits, lse, target_row, target_token, temperature, softcap):
 @torch.library.register_fake("regrow::logits_row_grad_")
 def _(logits, lse, entropy, row_start, target_token, dlogp, dentropy, temperature, softcap):
     return None
+
+
+refuse_second_derivative("regrow::row_logprobs_bwd", "row_logprobs")
+refuse_second_derivative("regrow::tree_logprobs_bwd", "tree_logprobs")

@@ -72,16 +72,16 @@ CALLS = {
     r"q, k and v must have one dtype, got float32, bfloat16 and float32": lambda: attend(k=K.bfloat16()),
     r"window must be positive, or None for none, got 0": lambda: attend(window=0),
     r"window must be positive, or None for none, got -3": lambda: attend(window=-3, plan=None),
-    r"softcap must be positive and finite, or None, got 0": lambda: attend(softcap=0),
-    r"softcap must be positive and finite, or None, got inf": lambda: attend(softcap=float("inf")),
-    r"softcap must be positive and finite, or None, got nan": lambda: attend(softcap=float("nan")),
+    r"softcap must be positive and below 1e\+38, or None, got 0": lambda: attend(softcap=0),
+    r"softcap must be positive and below 1e\+38, or None, got inf": lambda: attend(softcap=float("inf")),
+    r"softcap must be positive and below 1e\+38, or None, got nan": lambda: attend(softcap=float("nan")),
     r"q, k and v must be tensors, got ndarray, Tensor, Tensor": lambda: attend(q=Q.numpy()),
     r"window must be a whole number of positions, or None for none, got 2.5": lambda: attend(window=2.5),
     r"query_index already says where the queries stand: .*, got 3 and None": lambda: attend(
         q=Q[:3], query_index=INDEX, query_start=3
     ),
-    r"scale must be finite, got inf": lambda: attend(scale=float("inf")),
-    r"scale must be finite, got nan": lambda: attend(scale=float("nan")),
+    r"scale must be finite and below 1e\+38, got inf": lambda: attend(scale=float("inf")),
+    r"scale must be finite and below 1e\+38, got nan": lambda: attend(scale=float("nan")),
     r"sinks must have shape \[4\], got \[2\]": lambda: attend(sinks=torch.zeros(2)),
     r"sinks must be contiguous and of the accumulation dtype": lambda: forward(sinks=torch.zeros(4).double()),
     r"a partial result leaves the sinks out: pass them to regrow.lse_merge": lambda: attend(

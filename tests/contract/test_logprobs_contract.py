@@ -50,7 +50,7 @@ def test_tree_messages():
         return regrow.tree_logprobs(hidden, WEIGHT, SimpleNamespace(**(vars(TREE) | fields)))
 
     raises("the tree has no tokens to predict", call, tokens=None)
-    raises("hidden has 4 rows, the tree has 5 tokens", call, hidden=HIDDEN[:4])
+    raises("the tree has 5 tokens: give one row for each", call, hidden=HIDDEN[:4])
     raises(r"tokens\[3\] is 11, outside the vocabulary of 11", call, tokens=torch.tensor([1, 2, 3, 11, 12]))
     raises(r"parent_index\[2\] is 5, beyond the 5 tokens", call, parent_index=torch.tensor([-1, 0, 5, 1, 0]))
     raises(r"parent_index must be an int64 tensor of shape \[5\]", call, parent_index=TREE.parent_index.int())

@@ -5,7 +5,6 @@ import torch
 
 import regrow
 from attention_cases import make_case
-from named_trees import conversation
 from regrow import PrefixTree
 
 TREE = PrefixTree.from_nodes([-1, 0, 0, 1, -1], [3, 2, 1, 2, 2])
@@ -70,12 +69,3 @@ def test_a_part_that_saw_nothing_gets_no_gradient():
     douts, dlses = torch.autograd.grad((out, lse), (outs, lses), (torch.ones_like(out), torch.ones_like(lse)))
     assert (douts[0] == 1).all() and (dlses[0] == 1).all()
     assert (douts[1] == 0).all() and (dlses[1] == 0).all()
-
-
-@pytest.mark.filterwarnings("ignore:regrow.*an autograd kernel was not registered")
-def test_a_second_derivative_is_refused_rather_than_wrong():
-    case = make_case(conversation(), dtype=torch.float64)
-    q = case.q.requires_grad_()
-    (gradient,) = torch.autograd.grad(regrow.tree_attention(q, case.k, case.v, case.tree).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
-        torch.autograd.grad(gradient.square().sum(), q)
