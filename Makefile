@@ -21,7 +21,7 @@ demo: build $(VENV)/demo.stamp
 	$(BIN)/python -m regrow demo $(DEMO_ARGS)
 
 bench: build $(VENV)/test.stamp
-	$(BIN)/python bench/run.py $(BENCH_ARGS)
+	$(BIN)/python bench/run.py --markdown docs/cpu_performance.md $(BENCH_ARGS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Gather and scatter with `out=` against `copy_`, index_select and index_add: rates in bytes read and written."""
 
 import torch
-from interleaved import interleave, ratio
+from interleaved import interleave, is_tie, ratio
 from report import Row
 
 from test_gather import (
@@ -44,6 +44,9 @@ def run(rounds=5):
             rows += [
                 Row(label, "rate", bytes_moved / times["regrow"].median / 1e9, "GB/s"),
                 Row(label, "share of copy_'s rate", share * ratio(times, "copy", "regrow"), "", *goals),
-                Row(label, f"against {peer.__name__}", ratio(times, "peer", "regrow"), "x", bar=1),
-            ]
+                Row(
+                    label, f"against {peer.__name__}", ratio(times, "peer", "regrow"), "x", bar=1,
+                    tie=is_tie(times, "peer", "regrow"),
+                ),
+            ]  # fmt: skip
     return rows

@@ -46,12 +46,26 @@ def ratio(times, peer, ours):
     return statistics.median(a / b for a, b in zip(times[peer].rounds, times[ours].rounds, strict=True))
 
 
-def register_peak(dtype, repeats=5):
-    """Operations per second of multiply-adds in registers on all threads: the best of `repeats`."""
-    like = torch.zeros(1, dtype=dtype)
-    best = 0
-    for _ in range(repeats):
-        start = time.perf_counter()
-        operations = torch.ops.regrow.register_loop(like, 5_000_000)
-        best = max(best, operations / (time.perf_counter() - start))
-    return best
+def is_tie(times, a, b):
+    """Whether the medians differ by less than the rounds of either spread."""
+    a, b = times[a], times[b]
+    return abs(a.median - b.median) < max(a.median * a.spread, b.median * b.spread)
+
+
+class RegisterLoop:
+    """Multiply-adds in registers on all threads: one more implementation to interleave, which keeps its best rate.
+
+    The ceiling must come from the same minutes as what is held against it, or a machine whose clock drifts gives
+    shares above 1.
+    """
+
+    def __init__(self, dtype, iterations=5_000_000, repeats=5):
+        self.like = torch.zeros(1, dtype=dtype)
+        self.iterations, self.repeats = iterations, repeats
+        self.peak = 0.0  # operations per second
+
+    def __call__(self):
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            operations = torch.ops.regrow.register_loop(self.like, self.iterations)
+            self.peak = max(self.peak, operations / (time.perf_counter() - start))

@@ -3,6 +3,7 @@
 import json
 import platform
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,11 @@ class Row:
     aim: float | None = None
     note: str = ""
     lower: bool = False
+    tie: bool = False  # a difference below the spread: printed as "="
+
+    @property
+    def text(self):
+        return "=" if self.tie else f"{self.value:.4g} {self.unit}".strip()
 
     @property
     def verdict(self):
@@ -35,10 +41,18 @@ class Row:
         return ""
 
 
+def _processor():
+    """The model's name where Linux tells it, else the architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def machine():
     """What the numbers were measured on."""
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "instruction_set": torch.ops.regrow.cpu_isa(""),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -54,7 +68,7 @@ def print_rows(rows):
             workload = row.workload
             print(f"\n{workload}")
         goals = ", ".join(f"{name} {goal:g}" for name, goal in (("bar", row.bar), ("aim", row.aim)) if goal is not None)
-        print(f"  {row.measure:<38}{row.value:>12.4g} {row.unit:<9} {row.verdict:<7} {goals:<20} {row.note}")
+        print(f"  {row.measure:<38}{row.text:>22} {row.verdict:<7} {goals:<20} {row.note}")
 
 
 def write_rows(rows, path):
@@ -70,7 +84,7 @@ def write_markdown(rows, path):
         "# Measured on the CPU",
         "",
         "Written by `make bench`; a workload's implementations run in turn in one process, and medians are shown.",
-        "Verdicts: *aim* and *bar* say what was reached, MISSED what was not.",
+        "Verdicts: *aim* and *bar* say what was reached, MISSED what was not. `=`: a difference below the spread.",
         "",
         ", ".join(f"{name} {value}" for name, value in machine().items()),
     ]
@@ -80,6 +94,6 @@ def write_markdown(rows, path):
             workload = row.workload
             lines += ["", f"## {workload}", "", "| measure | value | bar | aim | verdict | |", "|" + " --- |" * 6]
         goals = ["" if goal is None else f"{goal:g}" for goal in (row.bar, row.aim)]
-        cells = [row.measure, f"{row.value:.4g} {row.unit}".strip(), *goals, row.verdict, row.note]
+        cells = [row.measure, row.text, *goals, row.verdict, row.note]
         lines.append(f"| {' | '.join(cells)} |")
     path.write_text("\n".join(lines) + "\n")
