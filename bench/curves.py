@@ -9,7 +9,6 @@ import argparse
 import copy
 import json
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,24 +22,29 @@ from regrow.demo.task import Task
 from regrow.demo.updates import packed_update, replicated_update
 from regrow.models import NAME
 
-ORDERS = 2  # replicated runs
+STYLES = (
+    {"color": "#1b7f5c", "lw": 2.2},
+    {"color": "#b35c00", "lw": 1.4, "ls": "--"},
+    {"color": "#56616d", "lw": 1.4, "ls": ":"},
+)
 CURVES = {"loss": "loss", "gradient_norm": "gradient norm"}
 
 
-def stored_rollouts(policy, tokenizer, seed, *, questions=2, group=8):
-    """The batch of the first `questions` groups whose rewards differ, with the log-probs that sampled it."""
+def stored_rollouts(reference, policy, tokenizer, seed, *, questions=2, group=8):
+    """The batch of the first `questions` groups whose rewards differ; old log-probs by the fp32 model."""
     torch.manual_seed(seed)
     task = Task("chain_sum", tokenizer, seed=seed)
-    policy.set_attn_implementation(NAME)
+    for model in (reference, policy):
+        model.set_attn_implementation(NAME)
 
     def sample():
         entries = task.questions(questions)
         return sample_groups(policy, tokenizer, task, entries, group_size=group, max_new_tokens=MAX_NEW_TOKENS)
 
-    groups, _ = choose_groups(chain(iter(sample, None)), questions)
+    groups, _ = choose_groups(iter(sample, None), questions)
     batch = make_batch(groups)
     lengths = [len(weights) - start for weights, start in zip(batch.token_weights, batch.prompt_lengths, strict=True)]
-    return replace(batch, old_logp=list(packed_update(policy, batch).logp.split(lengths)))
+    return replace(batch, old_logp=list(packed_update(reference, batch).logp.split(lengths)))
 
 
 def permuted(batch, seed):
@@ -69,38 +73,43 @@ def train(policy, weights, batch, update, attention, num_updates):
 
 
 def distances(runs):
-    """For each curve: the root mean square over updates of packed's distance to the middle of the replicated runs and
-    of theirs to each other, both over the curve's range, and their ratio."""
+    """For each curve, root mean squares over updates: of the replicated runs' distance to each other (`spread`), and,
+    as multiples of it, of packed's distance to the nearer of them at each update and of that to either, averaged.
+
+    If packed were one more replicated run, the last would be 1, give or take what two runs can tell.
+    """
     result = {}
     for name in CURVES:
         packed, *replicated = (torch.tensor(run[name], dtype=torch.float64) for run in runs.values())
-        spread = torch.stack(replicated).amax(0) - torch.stack(replicated).amin(0)
-        distance = torch.stack([(packed - other).abs() for other in replicated]).amin(0)
-        scale = replicated[0].max() - replicated[0].min()
-        values = {"packed": distance, "spread": spread}
-        result[name] = {key: (value.square().mean().sqrt() / scale).item() for key, value in values.items()}
-        result[name]["ratio"] = result[name]["packed"] / result[name]["spread"]
+        spread = root_mean_square(replicated[0] - replicated[1])
+        apart = torch.stack([packed - other for other in replicated]).abs()
+        result[name] = {
+            "spread": spread,
+            "nearer": root_mean_square(apart.amin(0)) / spread,
+            "either": sum(map(root_mean_square, apart)) / len(apart) / spread,
+        }
     return result
+
+
+def root_mean_square(values):
+    return values.square().mean().sqrt().item()
 
 
 def draw(runs, path):
     """Both curves of all runs, above the runs' distances to the first replicated one."""
     figure = Figure(figsize=(9, 5.5), dpi=100, layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, height_ratios=(2, 1))
-    styles = {"packed": {"color": "#1b7f5c", "lw": 2.2}}
-    names = list(runs)
+    first = runs["replicated"]
     for column, (key, label) in enumerate(CURVES.items()):
-        for index, name in enumerate(names):
-            style = styles.get(
-                name, {"color": ("#56616d", "#b35c00")[index % 2], "lw": 1.2, "ls": ("--", ":")[index % 2]}
-            )
-            steps = range(1, len(runs[name][key]) + 1)
-            axes[0, column].plot(steps, runs[name][key], label=name, **style)
-            if name != names[1]:
-                apart = [abs(a - b) for a, b in zip(runs[name][key], runs[names[1]][key], strict=True)]
-                axes[1, column].semilogy(steps, apart, label=name, **style)
+        for (name, run), style in zip(runs.items(), STYLES, strict=True):
+            steps = range(1, len(run[key]) + 1)
+            axes[0, column].plot(steps, run[key], label=name, **style)
+            if run is not first:
+                axes[1, column].plot(steps, [abs(a - b) for a, b in zip(run[key], first[key], strict=True)], **style)
         axes[0, column].set_title(label, fontsize=10)
+        axes[0, column].set_ylim(bottom=0)
         axes[1, column].set(xlabel="update", ylabel="distance to\nreplicated")
+        axes[1, column].xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].legend(frameon=False)
     figure.savefig(path, format="png")
 
@@ -116,18 +125,19 @@ def main():
     reference, tokenizer = load(arguments.model)
     weights = dict(reference.named_parameters())
     policy = copy.deepcopy(reference).bfloat16()
-    batch = stored_rollouts(policy, tokenizer, arguments.seed)
+    batch = stored_rollouts(reference, policy, tokenizer, arguments.seed)
     runs = {"packed": train(policy, weights, batch, packed_update, NAME, arguments.updates)}
-    for order in range(ORDERS):
-        name = "replicated" if order == 0 else "replicated, another order"
-        shuffled = batch if order == 0 else permuted(batch, order)
-        runs[name] = train(policy, weights, shuffled, replicated_update, "sdpa", arguments.updates)
+    for name, ordered in (("replicated", batch), ("replicated, another order", permuted(batch, arguments.seed + 1))):
+        runs[name] = train(policy, weights, ordered, replicated_update, "sdpa", arguments.updates)
     found = distances(runs)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "curves.json").write_text(json.dumps({"runs": runs, "distances": found}, indent=1) + "\n")
     draw(runs, arguments.out / "curves.png")
     for name, value in found.items():
-        print(f"{CURVES[name]}: packed {value['packed']:.2e}, spread {value['spread']:.2e}, ratio {value['ratio']:.2f}")
+        nearer, either = value["nearer"], value["either"]
+        print(
+            f"{CURVES[name]}: spread {value['spread']:.2e}, packed to the nearer {nearer:.2f}, to either {either:.2f}"
+        )
 
 
 if __name__ == "__main__":
