@@ -16,12 +16,13 @@ namespace {
 void check_rectangle(const Rectangle& r) {
   CHECK(r.num_tokens <= std::numeric_limits<int32_t>::max(), "a tree holds at most 2^31 - 1 tokens, got ", r.num_tokens,
         ": split it into several");
-  CHECK(r.key_start >= 0 && r.num_keys >= 0 && r.key_start + r.num_keys <= r.num_tokens, "keys [", r.key_start, ", ",
-        r.key_start + r.num_keys, ") leave the axis of ", r.num_tokens, " tokens");
-  if (!r.query_index) {
-    CHECK(r.query_start >= 0 && r.num_queries >= 0 && r.query_start + r.num_queries <= r.num_tokens, "queries [",
-          r.query_start, ", ", r.query_start + r.num_queries, ") leave the axis of ", r.num_tokens, " tokens");
-  }
+  const auto fits = [&](int64_t start, int64_t count) {  // start + count may not fit an int64
+    return start >= 0 && count >= 0 && start <= r.num_tokens && count <= r.num_tokens - start;
+  };
+  CHECK(fits(r.key_start, r.num_keys), r.num_keys, " keys from ", r.key_start, " leave the axis of ", r.num_tokens,
+        " tokens");
+  CHECK(r.query_index || fits(r.query_start, r.num_queries), r.num_queries, " queries from ", r.query_start,
+        " leave the axis of ", r.num_tokens, " tokens");
   for (int64_t i = 0; r.query_index && i < r.num_queries; ++i) {
     CHECK(r.query_index[i] >= 0 && r.query_index[i] < r.num_tokens, "query_index[", i, "] is ", r.query_index[i],
           ", the axis has ", r.num_tokens, " tokens");
@@ -123,6 +124,8 @@ class Words {
   }
   std::vector<int32_t> finish(PlanHeader header) {
     header.num_words = int32_t(words_.size());
+    std::memcpy(words_.data(), &header, sizeof header);
+    header.words_checksum = checksum_of_words(words_.data(), header.num_words);
     std::memcpy(words_.data(), &header, sizeof header);
     return std::move(words_);
   }

@@ -49,6 +49,7 @@ struct KeyInterval {
 // The first words of a plan. Offsets count words from the start.
 struct PlanHeader {
   int32_t magic, num_words;
+  int32_t words_checksum;  // of all words after this one
   int32_t num_tokens, num_queries, num_keys;
   int32_t query_start, key_start, window, indexed;
   int32_t tree_checksum, query_checksum;

@@ -1,5 +1,6 @@
 // Reading a plan, and telling whether it fits a call.
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 #include "platform/check.h"
@@ -29,6 +30,11 @@ int32_t checksum_of_tree(const Rectangle& r) {
   return r.window ? ends ^ checksum(r.position_ids, r.num_tokens) : ends;
 }
 
+int32_t checksum_of_words(const int32_t* plan, int64_t num_words) {
+  constexpr int64_t kAfter = offsetof(PlanHeader, words_checksum) / 4 + 1;
+  return checksum(plan + kAfter, num_words - kAfter);
+}
+
 int32_t checksum_of_queries(const Rectangle& r) { return r.query_index ? checksum(r.query_index, r.num_queries) : 0; }
 
 int32_t PlanView::ordinal_of_key_tile(int32_t query_tile, int32_t key_tile) const {
@@ -42,6 +48,7 @@ std::string PlanView::mismatch(int64_t num_words, const Rectangle& r, TileShape 
   const PlanHeader& h = header();
   if (num_words < int64_t(sizeof(PlanHeader) / 4) || h.magic != kPlanMagic || h.num_words != num_words)
     return "it is not a plan made by regrow.plan for this device";
+  if (h.words_checksum != checksum_of_words(words_, num_words)) return "its words have changed since it was made";
   const auto differs = [](const char* what, int64_t planned, int64_t called) {
     return planned == called ? std::string()
                              : message("it was made for ", what, " ", planned, ", the call has ", called);

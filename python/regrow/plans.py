@@ -35,12 +35,12 @@ def plan(
     if num_keys is None:
         num_keys = tree.num_tokens - key_start
     key = _key(query_heads, kv_heads, window, query_start, num_queries, key_start, num_keys)
-    if query_index is None and key in tree.plans:
-        return tree.plans[key]
     if window is not None and window <= 0:
         raise ValueError(f"window must be positive, or None for none, got {window}")
     if kv_heads <= 0 or query_heads <= 0 or query_heads % kv_heads:
         raise ValueError(f"the {query_heads} query heads must be a positive multiple of the {kv_heads} KV heads")
+    if query_index is None and key in tree.plans:
+        return tree.plans[key]
     words = _C.build_cpu_plan(
         tree.host_subtree_end.numpy(),
         tree.host_position_ids.numpy(),
@@ -53,8 +53,9 @@ def plan(
         query_heads,
         kv_heads,
     )
-    made = torch.from_numpy(words).to(tree.subtree_end.device)
-    if query_index is None:
+    with torch.inference_mode(False):  # a tree outlives the rollout that makes its first plan
+        made = torch.from_numpy(words).to(tree.subtree_end.device)
+    if query_index is None and type(made) is torch.Tensor:  # not the fake one of a tracer
         tree.plans[key] = made
     return made
 

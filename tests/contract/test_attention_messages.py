@@ -158,12 +158,14 @@ PLAN_CALLS = {
     r"the 3 query heads must be a positive multiple of the 2 KV heads": dict(query_heads=3, kv_heads=2),
     r"the 4 query heads must be a positive multiple of the 0 KV heads": dict(kv_heads=0),
     r"window must be positive, or None for none, got 0": dict(window=0),
-    r"keys \[70, 80\) leave the axis of 78 tokens": dict(key_start=70, num_keys=10),
-    r"keys \[-1, 78\) leave the axis": dict(key_start=-1, num_keys=79),
-    r"keys \[80, 78\) leave the axis": dict(key_start=80),
-    r"queries \[70, 80\) leave the axis of 78 tokens": dict(query_start=70, num_queries=10),
-    r"queries \[-1, 78\) leave the axis": dict(query_start=-1, num_queries=79),
-    r"queries \[80, 78\) leave the axis": dict(query_start=80),
+    r"keys from 4611686018427387904 leave the axis": dict(key_start=2**62, num_keys=2**62),
+    r"queries from 4611686018427387904 leave the axis": dict(query_start=2**62, num_queries=2**62),
+    r"10 keys from 70 leave the axis of 78 tokens": dict(key_start=70, num_keys=10),
+    r"79 keys from -1 leave the axis": dict(key_start=-1, num_keys=79),
+    r"keys from 80 leave the axis": dict(key_start=80),
+    r"10 queries from 70 leave the axis of 78 tokens": dict(query_start=70, num_queries=10),
+    r"79 queries from -1 leave the axis": dict(query_start=-1, num_queries=79),
+    r"queries from 80 leave the axis": dict(query_start=80),
     r"query_index\[1\] is 78, the axis has 78 tokens": dict(query_index=torch.tensor([3, 78])),
     r"query_index\[0\] is -1, the axis has 78 tokens": dict(query_index=torch.tensor([-1, 3])),
     r"query_index must be sorted, but entry 2 is 4 after 9": dict(query_index=torch.tensor([3, 9, 4])),
@@ -258,11 +260,29 @@ def test_the_kernels_take_cpu_tensors_only():
 @pytest.mark.parametrize(
     "message, options",
     [
-        (r"queries \[1, 79\) leave the axis of 78 tokens", {"query_start": 1}),
-        (r"keys \[1, 79\) leave the axis of 78 tokens", {"key_start": 1}),
+        (r"78 queries from 1 leave the axis of 78 tokens", {"query_start": 1}),
+        (r"78 keys from 1 leave the axis of 78 tokens", {"key_start": 1}),
         (r"query_index must be a 1-D int64 tensor", {"query_index": torch.zeros(78)}),
     ],
 )
 def test_the_public_function_without_a_plan(message, options):
     with pytest.raises(ValueError, match=message):
         attend(plan=None, **options)
+
+
+# Work that was read as words and not as a plan once crashed or hung the kernels.
+@pytest.mark.parametrize("word", [10, 17, 22, -1])
+def test_a_plan_that_was_written_to(word):
+    plan = PLAN.clone()
+    plan[word] += 1
+    with pytest.raises(ValueError, match="its words have changed since it was made"):
+        attend(plan=plan)
+
+
+def test_a_plan_made_in_inference_mode_serves_training():
+    tree = regrow.PrefixTree.from_sequences([[5, 6, 7], [5, 6, 8, 9]])
+    q, k = torch.zeros(5, 2, 8, requires_grad=True), torch.zeros(5, 1, 8)
+    with torch.inference_mode():
+        regrow.tree_attention(q, k, k, tree)
+    regrow.tree_attention(q, k, k, tree).sum().backward()
+    assert q.grad is not None
