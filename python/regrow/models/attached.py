@@ -1,9 +1,11 @@
 """Switching one model to tree attention, and calling it on a tree."""
 
 import copy
+from contextlib import nullcontext
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from regrow.models.calls import enter, finish, leave, running
 from regrow.models.checks import NAME, refuse_inputs, refuse_model
 
 
@@ -31,6 +33,7 @@ def attach(model):
         for module in outer.modules():
             if isinstance(module, PreTrainedModel):
                 module.register_forward_pre_hook(refuse_call, with_kwargs=True)
+                module.register_forward_hook(end_call, always_call=True)
     outer.set_attn_implementation(NAME)
     return model
 
@@ -46,10 +49,12 @@ def packed(model, tree, **options):
     """
     if tree.tokens is None:
         raise ValueError("the tree has no tokens to give the model: give from_nodes its tokens")
-    refuse_model(transformers_model(model), tree)
-    return model(
-        input_ids=tree.tokens[None], position_ids=tree.position_ids[None], tree=tree, use_cache=False, **options
-    )
+    outer = transformers_model(model)
+    refuse_model(outer, tree)
+    with nullcontext() if is_attached(outer) else running(outer):
+        return model(
+            input_ids=tree.tokens[None], position_ids=tree.position_ids[None], tree=tree, use_cache=False, **options
+        )
 
 
 def transformers_model(model):
@@ -71,6 +76,17 @@ def refuse_call(module, arguments, options):
         refuse_model(module, tree)
         input_ids = arguments[0] if arguments else options.get("input_ids")
         refuse_inputs(tree, input_ids, options.get("position_ids"))
+        enter(module)
+    else:
+        leave(module)  # of a call that was interrupted
+
+
+def end_call(module, _, output):
+    """The forward hook of attached models, for calls that raise too: raises ValueError if attention saw no tree."""
+    if output is None:
+        leave(module)
+    else:
+        finish(module)
 
 
 def give_own_configs(model):
