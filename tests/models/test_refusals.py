@@ -101,7 +101,7 @@ def test_positions_are_checked_again_for_each_call(hooked, tree):
 
 def test_a_family_that_keeps_positions_from_attention(tree):
     query = torch.zeros(1, 2, tree.num_tokens, 8)
-    with refused("position_ids is missing"):
+    with refused("position_ids is missing at NoneType: .*does not hand them to its attention"):
         attention(None, query, query, query, LazyMask(), tree=tree)
 
 
@@ -241,6 +241,28 @@ def test_a_block_that_sees_itself(tree):
     assert mask_function(0, 0, positions, positions).all()
     with refused("excludes a mask that is not causal"):
         attention(None, QUERY, QUERY, QUERY, LazyMask(mask_function=mask_function, q_length=22), tree=tree)
+
+
+# Its decoder embeds a range over the axis, and **kwargs carry position_ids to attention as if they were obeyed.
+def test_a_decoder_that_counts_positions_itself(tree):
+    model = make_model(
+        "bart", is_decoder=True, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16
+    )
+    text = "BartDecoder takes no position_ids: it counts positions along the axis"
+    with refused(text):
+        regrow.models.attach(model)
+    for function in (regrow.models.packed, regrow.models.logprobs):
+        with refused(text):
+            function(switched(model), tree)
+
+
+def test_labels(model, tree):
+    text = "labels= would be shifted along the packed axis, across branches: compute the loss from regrow.models.logp"
+    with refused(text):
+        regrow.models.packed(switched(model), tree, labels=tree.tokens[None])
+    with refused(text):
+        call(attached(model), tree, labels=tree.tokens[None])
+    regrow.models.packed(model, tree, labels=None)
 
 
 def test_a_tree_without_tokens(model):

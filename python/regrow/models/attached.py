@@ -1,10 +1,12 @@
 """Switching one model to tree attention, and calling it on a tree."""
 
 import copy
+from contextlib import nullcontext
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from regrow.models.checks import NAME, refuse_inputs, refuse_model
+from regrow.models.calls import enter, finish, leave, running
+from regrow.models.checks import NAME, refuse_inputs, refuse_labels, refuse_model, refuse_own_positions
 
 
 def attach(model):
@@ -13,7 +15,7 @@ def attach(model):
     `model` may be wrapped (PEFT, accelerate, DistributedDataParallel). Its modules get copies of their config objects,
     so that a reference model which shares them stays as it was; `model.config` is then another object than before.
     Calling it again changes nothing; `model.set_attn_implementation("sdpa")` goes back. Raises ValueError if there is
-    no transformers model inside, or one whose attention cannot be switched.
+    no transformers model inside, one whose attention cannot be switched, or one that takes no position_ids.
 
         model = regrow.models.attach(model)
         logits = model(
@@ -26,11 +28,13 @@ def attach(model):
             f"{type(outer).__name__} does not take its attention from transformers' AttentionInterface, so regrow "
             "cannot replace it"
         )
+    refuse_own_positions(outer)
     if not is_attached(outer):
         give_own_configs(model)
         for module in outer.modules():
             if isinstance(module, PreTrainedModel):
                 module.register_forward_pre_hook(refuse_call, with_kwargs=True)
+                module.register_forward_hook(end_call, always_call=True)
     outer.set_attn_implementation(NAME)
     return model
 
@@ -46,10 +50,13 @@ def packed(model, tree, **options):
     """
     if tree.tokens is None:
         raise ValueError("the tree has no tokens to give the model: give from_nodes its tokens")
-    refuse_model(transformers_model(model), tree)
-    return model(
-        input_ids=tree.tokens[None], position_ids=tree.position_ids[None], tree=tree, use_cache=False, **options
-    )
+    outer = transformers_model(model)
+    refuse_model(outer, tree)
+    refuse_labels(options)
+    with nullcontext() if is_attached(outer) else running(outer):
+        return model(
+            input_ids=tree.tokens[None], position_ids=tree.position_ids[None], tree=tree, use_cache=False, **options
+        )
 
 
 def transformers_model(model):
@@ -69,8 +76,20 @@ def refuse_call(module, arguments, options):
     tree = options.get("tree")
     if tree is not None:
         refuse_model(module, tree)
+        refuse_labels(options)
         input_ids = arguments[0] if arguments else options.get("input_ids")
         refuse_inputs(tree, input_ids, options.get("position_ids"))
+        enter(module)
+    else:
+        leave(module)  # of a call that was interrupted
+
+
+def end_call(module, _, output):
+    """The forward hook of attached models, for calls that raise too: raises ValueError if attention saw no tree."""
+    if output is None:
+        leave(module)
+    else:
+        finish(module)
 
 
 def give_own_configs(model):

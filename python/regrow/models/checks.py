@@ -1,5 +1,7 @@
 """What a tree excludes: each refusal here would otherwise be a silent wrong number."""
 
+import inspect
+
 import torch
 
 from regrow.models.mask import LazyMask
@@ -19,7 +21,31 @@ def refuse_model(model, tree):
             f"attention implementation {implementation!r} ignores tree=: call regrow.models.attach(model), "
             f"or model.set_attn_implementation({NAME!r})"
         )
+    refuse_own_positions(model)
     refuse_config(config, tree)
+
+
+def refuse_own_positions(model):
+    """Raises ValueError unless the decoder in `model` names position_ids: what **kwargs swallow, it does not embed.
+
+    Not under torch.compile, which cannot trace a signature; `attach` has looked before.
+    """
+    if torch.compiler.is_compiling():
+        return
+    decoder = model.get_decoder()
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise ValueError(
+            f"{type(decoder).__name__} takes no position_ids: it counts positions along the axis, which on a tree is "
+            "across branches"
+        )
+
+
+def refuse_labels(options):
+    if options.get("labels") is not None:
+        raise ValueError(
+            "labels= would be shifted along the packed axis, across branches: "
+            "compute the loss from regrow.models.logprobs"
+        )
 
 
 def refuse_config(config, tree):
@@ -130,8 +156,13 @@ def refuse_layer(module, query, key, mask, tree, options):
     for name, value in options.items():
         if isinstance(value, torch.Tensor) and name not in TENSOR_OPTIONS:
             raise ValueError(f"tree= excludes the argument {name!r} of attention, whose meaning regrow does not know")
-    if mask.checked_positions is None or mask.checked_positions is not options.get("position_ids"):
-        refuse_positions(options.get("position_ids"), tree)
+    if options.get("position_ids") is None:
+        raise ValueError(
+            f"position_ids is missing at {type(module).__name__}: pass position_ids=tree.position_ids[None]; if you do, "
+            "this model does not hand them to its attention, and regrow cannot tell whether it obeys them"
+        )
+    if mask.checked_positions is None or mask.checked_positions is not options["position_ids"]:
+        refuse_positions(options["position_ids"], tree)
         mask.checked_positions = options["position_ids"]
     refuse_config(getattr(module, "config", None), tree)
 

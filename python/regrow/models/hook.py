@@ -7,6 +7,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import regrow
+from regrow.models.calls import reach, refuse_dropped_tree
 from regrow.models.checks import NAME, refuse_layer
 from regrow.models.mask import LazyMask, additive, lazy_mask
 
@@ -24,8 +25,10 @@ def attention(module, query, key, value, attention_mask, tree=None, **options):
     Raises ValueError where the model's other arguments contradict the tree.
     """
     if tree is None:
+        refuse_dropped_tree(module, attention_mask)
         return attention_without_tree(module, query, key, value, attention_mask, options)
     refuse_layer(module, query, key, attention_mask, tree, options)
+    reach()
     scale = options.get("scaling")
     out = regrow.tree_attention(
         packed_rows(query.to(value.dtype)),  # autocast rounds values, and leaves queries that rotary made in fp32
