@@ -121,3 +121,10 @@ def test_building_is_not_quadratic():
     wide = [[1, 2, 3, branch] for branch in range(65_536)]
     assert seconds(lambda: PrefixTree.from_sequences(wide)) < 5 * 0.1
     assert seconds(lambda: PrefixTree.from_nodes([-1] + [0] * 65_536, [512] + [1] * 65_536)) < 5 * 0.1
+
+
+# Multiples of the inverse of the golden-ratio multiplier, which Fibonacci hashing puts on one place.
+def test_chosen_tokens_do_not_collide():
+    inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
+    chosen = [[token] for token in (inverse * i % 2**64 for i in range(40_000)) if token < 2**63]
+    assert seconds(lambda: PrefixTree.from_sequences(chosen)) < 0.1
