@@ -105,36 +105,80 @@ py::dict tree_from_nodes(const Tokens& parent, const Tokens& lengths, const std:
   return fields;
 }
 
-int64_t to_token(PyObject* item, size_t sequence, Py_ssize_t position) {
+// What Python would take for an integer though it is none: booleans, masked elements, arrays of one element.
+class Disguises {
+ public:
+  bool operator()(py::handle item) const {
+    if (PyBool_Check(item.ptr())) return true;
+    if (is_a(item, tensor_))
+      return py::object(item.attr("dtype")).is(bool_dtype_) || item.attr("ndim").cast<int>() != 0;
+    return is_a(item, masked_);
+  }
+
+ private:
+  // Not isinstance, which calls Python for either type.
+  static bool is_a(py::handle item, const py::object& type) {
+    return PyType_IsSubtype(Py_TYPE(item.ptr()), reinterpret_cast<PyTypeObject*>(type.ptr()));
+  }
+
+  const py::object tensor_ = py::module_::import("torch").attr("Tensor");
+  const py::object bool_dtype_ = py::module_::import("torch").attr("bool");
+  const py::object masked_ = py::module_::import("numpy.ma").attr("MaskedArray");
+};
+
+// For messages: shortened, and the type's name where repr fails (that of an integer of 5,000 digits does).
+std::string short_repr(py::handle item) {
+  try {
+    return py::module_::import("reprlib").attr("repr")(item).cast<std::string>();
+  } catch (const py::error_already_set&) {
+    return message("a value of type ", Py_TYPE(item.ptr())->tp_name);
+  }
+}
+
+// Runs Python code (__index__, __repr__) unless the item is an int: whatever the caller borrows may change.
+int64_t to_token(const py::object& item, const Disguises& disguised, size_t sequence, Py_ssize_t position) {
   int64_t token = -1;
-  if (PyLong_CheckExact(item)) {
-    token = PyLong_AsLongLong(item);
-  } else if (!PyBool_Check(item) && PyIndex_Check(item)) {  // NumPy integers
-    token = PyLong_AsLongLong(py::reinterpret_steal<py::object>(PyNumber_Index(item)).ptr());
+  if (PyLong_CheckExact(item.ptr())) {
+    token = PyLong_AsLongLong(item.ptr());
+  } else if (PyIndex_Check(item.ptr()) && !disguised(item)) {  // NumPy integers
+    const auto integer = py::reinterpret_steal<py::object>(PyNumber_Index(item.ptr()));
+    if (integer) token = PyLong_AsLongLong(integer.ptr());
   } else {
     PyErr_SetNone(PyExc_TypeError);
   }
   if (token == -1 && PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();  // KeyboardInterrupt, say
     PyErr_Clear();
-    CHECK(false, "sequence ", sequence, " has ", std::string(py::repr(item)), " at position ", position,
+    CHECK(false, "sequence ", sequence, " has ", short_repr(item), " at position ", position,
           ", which is no 64-bit integer: give token ids as integers, in one flat list per sequence");
   }
   return token;
 }
 
 // Lists (or tuples) of Python integers, end to end -> tokens, cu_seqlens.
-py::tuple concatenate_lists(const py::list& sequences) {
+py::tuple concatenate_lists(const py::list& list) {
+  const py::tuple sequences(list);  // holds them while items run Python code
   Tokens cu_seqlens(sequences.size() + 1);
   int64_t* starts = cu_seqlens.mutable_data();
   starts[0] = 0;
-  for (size_t s = 0; s < sequences.size(); ++s)
-    starts[s + 1] = starts[s] + PySequence_Fast_GET_SIZE(sequences[s].ptr());
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    PyObject* sequence = PyTuple_GET_ITEM(sequences.ptr(), s);
+    CHECK(PyList_Check(sequence) || PyTuple_Check(sequence), "sequence ", s, " is a ", Py_TYPE(sequence)->tp_name,
+          ", not a list or a tuple");
+    starts[s + 1] = starts[s] + PySequence_Fast_GET_SIZE(sequence);
+  }
   Tokens tokens(starts[sequences.size()]);
   int64_t* destination = tokens.mutable_data();
+  const Disguises disguised;
   for (size_t s = 0; s < sequences.size(); ++s) {
-    PyObject** items = PySequence_Fast_ITEMS(sequences[s].ptr());
+    PyObject* sequence = PyTuple_GET_ITEM(sequences.ptr(), s);
     const Py_ssize_t length = starts[s + 1] - starts[s];
-    for (Py_ssize_t i = 0; i < length; ++i) *destination++ = to_token(items[i], s, i);
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      CHECK(PySequence_Fast_GET_SIZE(sequence) == length, "sequence ", s, " changed during iteration, from ", length,
+            " tokens to ", PySequence_Fast_GET_SIZE(sequence), ": leave it alone until the tree is built");
+      const auto item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(sequence, i));
+      *destination++ = to_token(item, disguised, s, i);
+    }
   }
   return py::make_tuple(tokens, cu_seqlens);
 }

@@ -5,6 +5,7 @@
 
 #include "cpu/exponential.h"
 #include "cpu/numbers.h"
+#include "platform/check.h"
 
 REGROW_BEGIN_ISA
 
@@ -185,7 +186,7 @@ void dispatch(const LogitsParams& p, const auto& f) {
     case DType::kFloat16:
       return with_softcap.template operator()<float16>();
     default:
-      return;
+      CHECK(false, "not a floating dtype: ", name(p.dtype));
   }
 }
 

@@ -80,6 +80,8 @@ void logits_row_grad(Tensor logits, const Tensor& lse, const Tensor& entropy, co
   LogitsGradParams p = {.rows = logits_params(logits, temperature, softcap)};
   const int64_t num_rows = p.rows.num_rows, num_targets = target_token.numel();
   const ScalarType accumulation = accumulation_type(p.rows.dtype);
+  CHECK(num_rows <= 1 || p.rows.row_stride >= p.rows.vocabulary, "logits have rows of ", p.rows.vocabulary,
+        " at a stride of ", p.rows.row_stride, ": rows that share memory cannot be written, clone the logits");
   check_vector(lse, num_rows, ScalarType::Double, "lse");
   check_vector(entropy, num_rows, accumulation, "entropy");
   check_vector(row_start, num_rows + 1, ScalarType::Long, "row_start");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <random>
 
 #include "platform/check.h"
 #include "tree/prefix_tree.h"
@@ -21,6 +22,22 @@ int64_t common_length(const int64_t* a, const int64_t* b, int64_t length) {
   return agree;
 }
 
+// The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): each bit of x moves about half of the result's.
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// Drawn once per process, so that nobody can choose tokens that fall on one place. The tree does not depend on it.
+uint64_t seed() {
+  static const uint64_t drawn = [] {
+    std::random_device device;
+    return uint64_t{device()} << 32 | device();
+  }();
+  return drawn;
+}
+
 // Each sequence adds at most two entries: its own end, and the lower half of the node that it splits.
 int64_t max_table_entries(std::span<const int64_t> cu_seqlens) { return 2 * static_cast<int64_t>(cu_seqlens.size()); }
 
@@ -29,16 +46,13 @@ int64_t max_table_entries(std::span<const int64_t> cu_seqlens) { return 2 * stat
 ChildTable::ChildTable(int64_t max_entries) {
   const size_t capacity = std::bit_ceil(static_cast<size_t>(std::max<int64_t>(2 * max_entries, 16)));
   entries_.assign(capacity, Entry{0, 0, kFree});
-  shift_ = 64 - std::countr_zero(capacity);
 }
 
 size_t ChildTable::slot(int32_t group, int64_t token) const {
-  // Fibonacci hashing, the group first: the product's high bits depend on all bits of both.
-  constexpr uint64_t kOddGroup = 0xff51afd7ed558ccdULL, kGolden = 0x9e3779b97f4a7c15ULL;
-  uint64_t hash = static_cast<uint64_t>(group) * kOddGroup;
-  hash = ((hash ^ (hash >> 32)) + static_cast<uint64_t>(token)) * kGolden;
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+  const uint64_t hash = mix(mix(static_cast<uint64_t>(group) * kGolden + seed()) ^ static_cast<uint64_t>(token));
   const size_t mask = entries_.size() - 1;
-  size_t place = hash >> shift_;
+  size_t place = hash & mask;
   while (entries_[place].node != kFree && (entries_[place].group != group || entries_[place].token != token)) {
     place = (place + 1) & mask;
   }

@@ -22,8 +22,7 @@ class ChildTable {
   };
   size_t slot(int32_t group, int64_t token) const;  // of the entry, or of the free place where it belongs
 
-  std::vector<Entry> entries_;
-  int shift_;
+  std::vector<Entry> entries_;  // a power of two
 };
 
 // A radix trie: no node has exactly one child, whatever the order of insertion. A sequence may end inside a node.

@@ -8,7 +8,10 @@ import torch
 from regrow._load import _C
 
 _FLAT = "give each sequence as one flat list, array or tensor of integer token ids"
+_LARGEST = np.iinfo(np.int64).max
 _SHORT = 4096  # tokens per sequence on average, below which .numpy() costs more than it saves
+_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
+_LATE = {torch.uint16, torch.uint32, torch.uint64}  # torch has few operations for these: no promotion, for one
 _PACKED = "give (tokens, cu_seqlens) as two 1-D integer tensors"
 
 
@@ -32,7 +35,8 @@ def concatenate(sequences):
     if len(kinds) == 1 and kinds <= {torch.Tensor, np.ndarray}:
         dtypes = set(map(operator.attrgetter("dtype"), sequences))
         ranks = set(map(operator.attrgetter("ndim"), sequences))
-        if ranks == {1} and all(map(_is_integer, dtypes)):
+        sparse = kinds == {torch.Tensor} and any(map(operator.attrgetter("is_sparse"), sequences))
+        if ranks == {1} and all(map(_joins_as_int64, dtypes)) and not sparse:
             return _join(sequences)
     return _join([to_int64(sequence, f"sequence {index}", _FLAT) for index, sequence in enumerate(sequences)])
 
@@ -60,7 +64,7 @@ def depad(ids, attention_mask):
     Everything on the CPU. ValueError unless both are matrices of one shape, the mask holds 0 and 1 only, and each row
     has a 1.
     """
-    ids, mask = (torch.as_tensor(values).detach().cpu() for values in (ids, attention_mask))
+    ids, mask = (_to_cpu(values, name) for values, name in ((ids, "ids"), (attention_mask, "attention_mask")))
     if ids.dim() != 2 or mask.shape != ids.shape:
         raise ValueError(
             f"ids has shape {tuple(ids.shape)}, attention_mask {tuple(mask.shape)}: give both as [batch, length]"
@@ -81,6 +85,7 @@ def depad(ids, attention_mask):
 
 def to_int64(values, name, remedy):
     """A list, array or tensor as a contiguous int64 array; ValueError with the remedy unless it is 1-D and integer."""
+    _refuse_sparse_and_masked(values, name, remedy)
     if isinstance(values, torch.Tensor):
         array, dtype, rank, size = None, values.dtype, values.dim(), values.numel()
     else:
@@ -92,13 +97,54 @@ def to_int64(values, name, remedy):
     if rank != 1:
         raise ValueError(f"{name} has {rank} dimensions: {remedy}")
     if size and not _is_integer(dtype):  # an empty list has no dtype of its own
+        for position, item in enumerate(values if isinstance(values, list | tuple) else ()):
+            if type(item) is int and not -_LARGEST - 1 <= item <= _LARGEST:  # what made NumPy choose float or object
+                value = item if item.bit_length() < 128 else f"an integer of {item.bit_length()} bits"
+                raise ValueError(f"{name} has {value} at position {position}, too large for int64: {remedy}")
         raise ValueError(f"{name} holds {dtype}, not integers: {remedy}")
     if array is None:
-        return values.detach().to("cpu", torch.int64).contiguous().numpy()
+        if dtype != torch.uint64:
+            return values.detach().to("cpu", torch.int64).contiguous().numpy()
+        array = values.detach().cpu().numpy()
+    elif isinstance(values, list | tuple):
+        _refuse_disguised(values, name, remedy)
+    if array.dtype.kind == "u" and (large := np.flatnonzero(array > _LARGEST)).size:
+        raise ValueError(f"{name} has {array[large[0]]} at position {large[0]}, too large for int64: {remedy}")
     return np.ascontiguousarray(array, np.int64)
 
 
-def _is_integer(dtype):
+def _to_cpu(values, name):
+    _refuse_sparse_and_masked(values, name, "give a dense tensor or array")
+    tensor = torch.as_tensor(values, device="cpu").detach()
+    if tensor.dtype not in _LATE:
+        return tensor
+    if tensor.dtype == torch.uint64 and (tensor.numpy() > _LARGEST).any():
+        raise ValueError(f"{name} has {tensor.numpy().max()}, too large for int64: give token ids")
+    return tensor.to(torch.int64)
+
+
+def _refuse_sparse_and_masked(values, name, remedy):
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array, whose mask a tree cannot keep: pass .compressed(); {remedy}")
+    if isinstance(values, torch.Tensor) and values.layout != torch.strided:
+        raise ValueError(f"{name} has layout {values.layout}: {remedy}")
+
+
+def _refuse_disguised(items, name, remedy):
+    """What NumPy takes for an integer among integers: booleans, in tensors too, and what lies under a mask."""
+    if set(map(type, items)) <= {int}:
+        return
+    for position, item in enumerate(items):
+        if isinstance(item, bool | np.bool_ | np.ma.MaskedArray) or getattr(item, "dtype", None) == torch.bool:
+            raise ValueError(f"{name} has {item!r} at position {position}, which is no integer: {remedy}")
+
+
+def _joins_as_int64(dtype):
+    """Whether arrays of this dtype can be joined without a look at the values."""
     if isinstance(dtype, torch.dtype):
-        return dtype != torch.bool and not dtype.is_floating_point and not dtype.is_complex
-    return np.issubdtype(dtype, np.integer)
+        return dtype in _INTEGERS - _LATE
+    return dtype.kind == "i" or (dtype.kind == "u" and dtype.itemsize < 8)
+
+
+def _is_integer(dtype):
+    return dtype in _INTEGERS if isinstance(dtype, torch.dtype) else dtype.kind in "iu"

@@ -1,13 +1,22 @@
 """`PrefixTree`: sequences that share beginnings, on one token axis (docs/tree.md)."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regrow._load import _C
 from regrow.sequences import concatenate, depad, to_int64
 
 _REDUCTIONS = ("first", "sum", "mean")
+
+
+@contextmanager
+def _outliving_modes():
+    """Tensors made here are plain ones: trees outlive the inference_mode or FakeTensorMode in which they are made."""
+    with _disable_current_modes(), torch.inference_mode(False):
+        yield
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +46,7 @@ class PrefixTree:
     plans: dict = field(default_factory=dict)  # a cache of this object: neither copied nor pickled
 
     @classmethod
+    @_outliving_modes()
     def from_sequences(cls, sequences):
         """The radix trie of the sequences, siblings in order of first appearance, on the CPU.
 
@@ -50,6 +60,7 @@ class PrefixTree:
         return cls._from_arrays(_C.tree_from_sequences(*concatenate(sequences)))
 
     @classmethod
+    @_outliving_modes()
     def from_padded(cls, ids, attention_mask):
         """The radix trie of the rows of a padded batch, on the CPU; `to_padded` goes back to the batch.
 
@@ -68,6 +79,7 @@ class PrefixTree:
         return replace(tree, padded_index=_at_real_places(real, tree.gather_index))
 
     @classmethod
+    @_outliving_modes()
     def from_nodes(cls, parent, lengths, tokens=None):
         """The tree of these nodes, renumbered to preorder with siblings in the given order, on the CPU.
 
@@ -170,7 +182,8 @@ class PrefixTree:
         device = torch.device(device)
         if device == self.subtree_end.device:
             return self
-        moved = {name: tensor.to(device) for name, tensor in self._tensors() if not name.startswith("host_")}
+        with _outliving_modes():
+            moved = {name: tensor.to(device) for name, tensor in self._tensors() if not name.startswith("host_")}
         if device.type == "cpu":
             moved |= {name: getattr(self, f"host_{name}") for name in ("subtree_end", "position_ids")}
         return replace(self, **moved, plans={})
@@ -181,6 +194,12 @@ class PrefixTree:
 
     def __getstate__(self):
         return self.__dict__ | {"plans": {}}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        with _outliving_modes():  # what loads under inference_mode is an inference tensor
+            lasting = {id(t): t.clone() if t.is_inference() else t for _, t in self._tensors()}
+        self.__dict__.update((name, lasting[id(tensor)]) for name, tensor in self._tensors())
 
     def attention_pairs(self):
         """The (query, key) pairs that causal attention visits, as `(packed, dense)`: on this axis, and per sequence.

@@ -74,11 +74,17 @@ def test_row_kernel_messages():
     raises(r"target_row\[1\] is 5, but there are 5 rows", pick, row=torch.tensor([0, 5]))
     raises(r"target_token\[0\] is 8, outside the vocabulary of 8", pick, token=torch.tensor([8, 0]))
 
-    def grad(row_start=(0, 2, 2, 2, 2, 2), token=token, dentropy=None, dlogp=(1.0, 1.0)):
+    def grad(row_start=(0, 2, 2, 2, 2, 2), token=token, dentropy=None, dlogp=(1.0, 1.0), logits=None):
         start, dlogp = torch.tensor(row_start), torch.tensor(dlogp)
-        ops.logits_row_grad_(HIDDEN.clone(), lse, entropy, start, token, dlogp, dentropy, 1.0, None)
+        ops.logits_row_grad_(
+            HIDDEN.clone() if logits is None else logits, lse, entropy, start, token, dlogp, dentropy, 1.0, None
+        )
 
     grad()
+    message = "logits have rows of 8 at a stride of {}: rows that share memory cannot be written, clone the logits"
+    raises(message.format(0), grad, logits=HIDDEN[:1].clone().expand(5, 8))
+    raises(message.format(7), grad, logits=torch.randn(36).as_strided((5, 8), (7, 1)))
+    grad(logits=torch.randn(5, 9)[:, :8])
     raises("row_start must run from 0 to 2, got 0 to 1", grad, row_start=(0, 1, 1, 1, 1, 1))
     raises(r"row_start\[2\] is below row_start\[1\]", grad, row_start=(0, 2, 1, 2, 2, 2))
     raises(r"target_token\[1\] is below its predecessor in row 0: sort", grad, token=torch.tensor([7, 1]))

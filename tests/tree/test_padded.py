@@ -112,6 +112,9 @@ def test_copies_and_moves_keep_the_places():
         ([[1, 2]], [[0.0, -1e9]], "attention_mask holds -1000000000.0: give 1 (or True) at real tokens and 0"),
         ([[1, 2]], [[1, 2]], "attention_mask holds 2"),
         ([[1, 2], [1, 2]], [[1, 1], [0, 0]], "row 1 has no real token, only padding: leave it out"),
+        (np.uint64([[1, 2**63]]), [[1, 1]], "ids has 9223372036854775808, too large for int64: give token ids"),
+        (np.ma.array([[1, 2]], mask=[[0, 1]]), [[1, 1]], "ids is a masked array, whose mask a tree cannot keep"),
+        (torch.ones(1, 2).to_sparse(), [[1, 1]], "ids has layout torch.sparse_coo: give a dense tensor or array"),
         ([[1, -100]], [[1, 1]], "sequence 0 has the negative token -100 at position 1"),
     ],
 )

@@ -25,6 +25,27 @@ FLAT = "give each sequence as one flat list, array or tensor of integer token id
         ([OK, [5, 1.5]], "sequence 1 has 1.5 at position 1, which is no 64-bit integer: give token ids as integers"),
         ([OK, [True]], "sequence 1 has True at position 0, which is no 64-bit integer"),
         ([OK, [2**63]], "sequence 1 has 9223372036854775808 at position 0, which is no 64-bit integer"),
+        ([OK, [10**5000]], "sequence 1 has a value of type int at position 0, which is no 64-bit integer"),
+        ([OK, [torch.tensor(True), 2]], "sequence 1 has tensor(True) at position 0, which is no 64-bit integer"),
+        ([OK, [torch.tensor([5])]], "sequence 1 has tensor([5]) at position 0, which is no 64-bit integer"),
+        ([OK, [np.ma.array(5, mask=True)]], "at position 0, which is no 64-bit integer"),
+        ([OK, [np.timedelta64(5, "s")]], "at position 0, which is no 64-bit integer"),
+        ([OK, range(3), [True, 2]], f"sequence 2 has True at position 0, which is no integer: {FLAT}"),
+        ([OK, range(3), [2, torch.tensor(True)]], "sequence 2 has tensor(True) at position 1, which is no integer"),
+        ([OK, range(3), [2**63]], "sequence 2 has 9223372036854775808 at position 0, too large for int64"),
+        ([OK, range(3), [2, 2**63]], "sequence 2 has 9223372036854775808 at position 1, too large for int64"),
+        ([OK, range(3), [2, 10**5000]], "sequence 2 has an integer of 16610 bits at position 1, too large for int64"),
+        ([np.array(OK), np.uint64([1, 2**63 + 5])], "sequence 1 has 9223372036854775813 at position 1, too large for"),
+        (
+            [torch.tensor([2**63 + 5], dtype=torch.uint64)],
+            "sequence 0 has 9223372036854775813 at position 0, too large",
+        ),
+        (
+            [np.ma.array(OK, mask=[0, 1])],
+            "sequence 0 is a masked array, whose mask a tree cannot keep: pass .compressed",
+        ),
+        ([np.array(OK, dtype="timedelta64[s]")], "sequence 0 holds timedelta64[s], not integers"),
+        ([torch.tensor(OK), torch.tensor(OK).to_sparse()], "sequence 1 has layout torch.sparse_coo"),
         ([[OK]], "sequence 0 has [5, 6] at position 0, which is no 64-bit integer"),
         ([OK, "ab"], "sequence 1 has 0 dimensions"),
         ([OK, 7], "sequence 1 has 0 dimensions"),
@@ -44,6 +65,45 @@ FLAT = "give each sequence as one flat list, array or tensor of integer token id
 def test_bad_sequences(sequences, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         PrefixTree.from_sequences(sequences)
+
+
+class Cuts:
+    """An index that shortens a list while the list is read."""
+
+    def __init__(self, victim):
+        self.victim = victim
+
+    def __index__(self):
+        self.victim.clear()
+        return 5
+
+
+def test_lists_that_change_while_they_are_read():
+    sequence = []
+    sequence += [Cuts(sequence), *range(1000, 50_000)]
+    with pytest.raises(ValueError, match="sequence 0 changed during iteration, from 49001 tokens to 0: leave it alone"):
+        PrefixTree.from_sequences([sequence])
+    batch = []
+    batch += [[Cuts(batch)], *([token] for token in range(1000))]
+    assert PrefixTree.from_sequences(batch).num_tokens == 1000  # 5 and the first 1,000 tokens, 5 among them
+
+
+def test_interrupts_pass():
+    class Interrupts:
+        def __index__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        PrefixTree.from_sequences([[Interrupts()]])
+
+
+# torch promotes no pair of these, and cannot compare some of them.
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_tensors_mix_with_others(dtype):
+    tree = PrefixTree.from_sequences([torch.tensor(OK, dtype=dtype), torch.tensor(OK, dtype=torch.int32)])
+    assert tree.tokens.tolist() == OK
+    ids, mask = torch.tensor([OK], dtype=dtype), torch.tensor([[0, 1]], dtype=dtype)
+    assert PrefixTree.from_padded(ids, mask).tokens.tolist() == [6]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +146,8 @@ def test_bad_packed_sequences(tokens, cu_seqlens, text):
         ([-1], [2], [1, -7], "tokens[1] is the negative token -7"),
         ([-1], [1.5], None, "lengths holds float64, not integers: give a flat list, array or tensor of integers"),
         ([False], [1], None, "parent holds bool, not integers"),
+        (np.uint64([2**64 - 1, 0]), [1, 2], None, "parent has 18446744073709551615 at position 0, too large for int64"),
+        ([-1, False], [1, 2], None, "parent has False at position 1, which is no integer"),
         ([[-1]], [1], None, "parent has 2 dimensions"),
         ([-1], [1], [0.5], "tokens holds float64, not integers"),
         ([-1], [2**31], None, "the token axis would have more than 2147483647 tokens (int32): split the sequences"),

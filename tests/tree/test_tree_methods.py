@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from hypothesis import given
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from named_trees import named_trees
 from regrow.tree import PrefixTree
@@ -77,6 +78,39 @@ def test_copies_are_equal_and_have_no_plans(clone):
     assert other.host_subtree_end is other.subtree_end
 
 
+IDS = torch.tensor([[5, 6, 7], [5, 6, 8]])
+MAKERS = {
+    "lists": lambda: PrefixTree.from_sequences([[5, 6, 7], [5, 6, 8]]),
+    "tensors": lambda: PrefixTree.from_sequences(list(IDS)),
+    "packed": lambda: PrefixTree.from_sequences((IDS.flatten(), torch.tensor([0, 3, 6]).int())),
+    "padded": lambda: PrefixTree.from_padded(IDS, torch.ones_like(IDS)),
+    "nodes": lambda: PrefixTree.from_nodes([-1, 0, 0], [2, 1, 1], [5, 6, 7, 8]),
+    "moved": lambda: MAKERS["padded"]().to("meta"),
+    "loaded": lambda: pickle.loads(pickle.dumps(MAKERS["padded"]())),
+    "copied": lambda: copy.deepcopy(MAKERS["padded"]()),
+}
+
+
+# A rollout runs under inference_mode; training uses its trees.
+@pytest.mark.parametrize("make", MAKERS)
+def test_trees_made_under_inference_mode_train(make):
+    with torch.inference_mode():
+        tree = MAKERS[make]()
+    assert not [name for name, tensor in tree._tensors() if tensor.is_inference()]
+    if make != "moved":
+        assert tree.host_subtree_end is tree.subtree_end
+        x = torch.ones(tree.num_tokens, requires_grad=True)
+        (tree.pack(tree.unpack(x), "mean") + tree.to_padded(x).sum() * tree.position_ids).sum().backward()
+        assert x.grad.tolist() == [11, 11, 6, 6]
+
+
+@pytest.mark.parametrize("make", ["lists", "nodes", "moved"])
+def test_trees_made_under_a_fake_mode_are_real(make):
+    with FakeTensorMode():
+        tree = MAKERS[make]() if make != "moved" else TREE.to("meta")
+    assert {type(tensor) for _, tensor in tree._tensors()} == {torch.Tensor}
+
+
 def test_to():
     tree = PrefixTree.from_nodes([-1, 0], [1, 2])
     tree.plans["key"] = 1
@@ -104,6 +138,12 @@ def test_compiles_without_a_break():
     torch.testing.assert_close(loss(x, TREE), x * TREE.position_ids + 5 + TREE.subtree_end)
 
 
+def test_a_default_device_does_not_reach_the_tree():
+    with torch.device("meta"):
+        tree = PrefixTree.from_padded([[5, 6]], [[0, 1]])
+    assert {tensor.device.type for _, tensor in tree._tensors()} == {"cpu"}
+
+
 def seconds(build):
     times = []
     for _ in range(3):
@@ -121,3 +161,10 @@ def test_building_is_not_quadratic():
     wide = [[1, 2, 3, branch] for branch in range(65_536)]
     assert seconds(lambda: PrefixTree.from_sequences(wide)) < 5 * 0.1
     assert seconds(lambda: PrefixTree.from_nodes([-1] + [0] * 65_536, [512] + [1] * 65_536)) < 5 * 0.1
+
+
+# Multiples of the inverse of the golden-ratio multiplier, which Fibonacci hashing puts on one place.
+def test_chosen_tokens_do_not_collide():
+    inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
+    chosen = [[token] for token in (inverse * i % 2**64 for i in range(40_000)) if token < 2**63]
+    assert seconds(lambda: PrefixTree.from_sequences(chosen)) < 0.1
