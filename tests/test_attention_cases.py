@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention_cases import assert_matches_oracle, make_case, rounding, run_oracle, run_regrow
+from attention_cases import assert_matches_oracle, make_case, rounding, run_oracle, run_regrow, worst_plain
 from named_trees import grpo_group
 
 TREE = grpo_group()
@@ -47,6 +47,16 @@ def test_a_lost_row_is_seen(name):
     ours[name][77] *= 0.5
     with pytest.raises(AssertionError, match=name):
         assert_matches_oracle(case, ours)
+
+
+def test_the_worst_plain_result_is_no_better_and_still_plain():
+    case = make_case(TREE, dtype=torch.float32, **OPTIONS)
+    oracle, plain = run_oracle(case, torch.float64), run_oracle(case, torch.float32)
+    worst = worst_plain(case, plain, oracle)
+    for name in ("out", "lse"):
+        before, after = ((x[name].double() - oracle[name]).abs() for x in (plain, worst))
+        assert (after >= before).all() and (after > before).any() and after.max() < 4 * before.max()
+    assert worst["dq"] is plain["dq"]
 
 
 def test_rounding_is_for_gradients_only():
