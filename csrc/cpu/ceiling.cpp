@@ -5,6 +5,15 @@
 REGROW_BEGIN_ISA
 namespace {
 
+// The compiler's letter for a vector register, or memory where it has none that we know.
+#if defined(__x86_64__)
+#define REGROW_IN_REGISTER "+v"
+#elif defined(__aarch64__)
+#define REGROW_IN_REGISTER "+w"
+#else
+#define REGROW_IN_REGISTER "+m"
+#endif
+
 // Independent sums that hide the latency of a multiply-add and still fit the registers.
 constexpr int kSums = kVectorBytes == 64 ? 16 : 10;
 
@@ -17,7 +26,7 @@ int64_t loop(int64_t iterations) {
     REGROW_UNROLL
     for (int s = 0; s < kSums; ++s) {
       sums[s] = P::multiply_add(sums[s], zeros[0], zeros);
-      asm volatile("" : "+v"(sums[s]));  // each iteration is done, in its register
+      asm volatile("" : REGROW_IN_REGISTER(sums[s]));  // each iteration is done, in its register
     }
   }
   return 2 * iterations * kSums * kLanes<Acc> * P::kPack;

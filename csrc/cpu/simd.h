@@ -14,7 +14,7 @@
 
 REGROW_BEGIN_ISA
 
-// Vectors are the compiler's own (GCC and Clang vector extensions): the same source serves every instruction set.
+// Vectors are the compiler's own (GCC's vector extensions): the same source serves every instruction set.
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64;
 #elif defined(__AVX2__)
