@@ -158,8 +158,8 @@ def refuse_layer(module, query, key, mask, tree, options):
             raise ValueError(f"tree= excludes the argument {name!r} of attention, whose meaning regrow does not know")
     if options.get("position_ids") is None:
         raise ValueError(
-            f"position_ids is missing at {type(module).__name__}: pass position_ids=tree.position_ids[None]; if you do, "
-            "this model does not hand them to its attention, and regrow cannot tell whether it obeys them"
+            f"position_ids is missing at {type(module).__name__}: pass position_ids=tree.position_ids[None]; if you "
+            "do, this model does not hand them to its attention, and regrow cannot tell whether it obeys them"
         )
     if mask.checked_positions is None or mask.checked_positions is not options["position_ids"]:
         refuse_positions(options["position_ids"], tree)
