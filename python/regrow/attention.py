@@ -36,21 +36,23 @@ class TreeAttention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
             return (None,) * _NUM_ARGUMENTS
-        dq, dk, dv, dsinks = _ops.tree_attention_bwd(*_backward_arguments(ctx, dout, dlse))
-        return _gradients(ctx, dq, dk, dv, dsinks)
+        arguments = _backward_arguments(ctx, dout, dlse)
+        dq, dk, dv, dsinks = _ops.tree_attention_bwd(*arguments)
+        return _gradients(arguments, dq, dk, dv, dsinks)
 
 
 def _backward_arguments(ctx, dout, dlse):
-    """What both backward ops start with, in the order of their schema."""
+    """What both backward ops start with, in the order of their schema; under gradient checkpointing the context's saved
+    tensors may be read this once."""
     q, k, v, out, lse, subtree_end, position_ids, plan, query_index, sinks = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     return dout, dlse, q, k, v, out, lse, subtree_end, position_ids, plan, query_index, *ctx.options, sinks
 
 
-def _gradients(ctx, dq, dk, dv, dsinks):
+def _gradients(arguments, dq, dk, dv, dsinks):
     """One for each argument of tree_attention_fwd."""
-    sinks = ctx.saved_tensors[-1]
+    sinks = arguments[-1]
     gradients = dict(q=dq, k=dk, v=dv, sinks=None if sinks is None else dsinks)
     return tuple(gradients.get(name) for name in _ARGUMENTS)
 
@@ -70,11 +72,12 @@ class _TreeAttentionInto(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
             return (None,) * (2 + _NUM_ARGUMENTS)
-        q = ctx.saved_tensors[0]
+        arguments = _backward_arguments(ctx, dout, dlse)
+        q = arguments[2]
         dq = torch.zeros_like(q, dtype=accumulation_dtype(q.dtype), memory_format=torch.contiguous_format)
-        dsinks = _ops.tree_attention_bwd_accum(*_backward_arguments(ctx, dout, dlse), dq, *ctx.accumulators)
+        dsinks = _ops.tree_attention_bwd_accum(*arguments, dq, *ctx.accumulators)
         torch.autograd.graph.increment_version(ctx.accumulators)
-        return None, None, *_gradients(ctx, dq.to(q.dtype), None, None, dsinks)
+        return None, None, *_gradients(arguments, dq.to(q.dtype), None, None, dsinks)
 
 
 def tree_attention(

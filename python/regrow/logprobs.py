@@ -179,9 +179,10 @@ def _apply_backward(op, ctx, dlogp, dentropy):
     if dlogp is None and dentropy is None:
         return None, None, None, None, None, None
     need_hidden, need_weight = ctx.needs_input_grad[:2]
+    saved = ctx.saved_tensors  # read once: gradient checkpointing forbids more
     if dlogp is None:
-        dlogp = dentropy.new_zeros(ctx.saved_tensors[3].size(0))
-    dhidden, dweight = op(dlogp, dentropy, *ctx.saved_tensors, ctx.temperature, ctx.softcap, need_hidden, need_weight)
+        dlogp = dentropy.new_zeros(saved[3].size(0))
+    dhidden, dweight = op(dlogp, dentropy, *saved, ctx.temperature, ctx.softcap, need_hidden, need_weight)
     return dhidden if need_hidden else None, dweight if need_weight else None, None, None, None, None
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import regrow
-from regrow.models.hook import LazyMask
+from regrow.models.mask import lazy_mask
 
 NAME = "regrow_generate"
 
@@ -55,7 +55,7 @@ class Axis:
 def attention(module, query, key, value, attention_mask, axis, **options):
     """What transformers calls: query [1,Hq,R,D], key and value [1,Hkv,R,D] of the axis's current queries."""
     keys, values = axis.write(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    window = options.get("sliding_window") or attention_mask.window
+    window = attention_mask.window
     out = regrow.tree_attention(
         query[0].transpose(0, 1),
         keys,
@@ -72,7 +72,7 @@ def attention(module, query, key, value, attention_mask, axis, **options):
 
 
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, LazyMask)
+AttentionMaskInterface.register(NAME, lazy_mask)
 
 
 @torch.no_grad()
