@@ -1,0 +1,26 @@
+// Every configuration that the launcher may ask for, instantiated for the chips of the build.
+#include "kernels/lse_merge.cuh"
+#include "kernels/replay_gather.cuh"
+#include "kernels/replay_scatter.cuh"
+
+namespace regrow {
+
+template GLOBAL void lse_merge<float, 1>(LseMergeParams);
+template GLOBAL void lse_merge<float, 4>(LseMergeParams);
+template GLOBAL void lse_merge<double, 1>(LseMergeParams);
+template GLOBAL void lse_merge<double, 2>(LseMergeParams);
+
+template GLOBAL void replay_gather<Vector16>(GatherParams, int);
+template GLOBAL void replay_gather<uint32_t>(GatherParams, int);
+template GLOBAL void replay_gather<uint8_t>(GatherParams, int);
+
+template GLOBAL void replay_scatter<double>(ScatterParams);
+template GLOBAL void replay_scatter<float>(ScatterParams);
+template GLOBAL void replay_scatter<bf16>(ScatterParams);
+template GLOBAL void replay_scatter<fp16>(ScatterParams);
+template GLOBAL void replay_scatter<uint64_t>(ScatterParams);
+template GLOBAL void replay_scatter<uint32_t>(ScatterParams);
+template GLOBAL void replay_scatter<uint16_t>(ScatterParams);
+template GLOBAL void replay_scatter<uint8_t>(ScatterParams);
+
+}  // namespace regrow
