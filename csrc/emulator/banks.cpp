@@ -1,7 +1,6 @@
 #include "emulator/banks.h"
 
 #include <algorithm>
-#include <set>
 
 namespace regrow::emulator {
 
@@ -10,11 +9,13 @@ int64_t extra_cycles(const void* const* addresses, int num_addresses, int bytes)
   const int together = kBanks * kWordBytes / std::max(bytes, kWordBytes);  // lanes that can be served in one cycle
   int64_t extra = 0;
   for (int begin = 0; begin < num_addresses; begin += together) {
-    std::set<uintptr_t> words[kBanks];  // lanes that read the same word share it
+    std::vector<uintptr_t> words[kBanks];  // lanes that read the same word share it
     for (int i = begin; i < std::min(begin + together, num_addresses); ++i) {
       const uintptr_t first = reinterpret_cast<uintptr_t>(addresses[i]) / kWordBytes;
-      for (int word = 0; word < std::max(1, bytes / kWordBytes); ++word)
-        words[(first + word) % kBanks].insert(first + word);
+      for (int word = 0; word < std::max(1, bytes / kWordBytes); ++word) {
+        std::vector<uintptr_t>& bank = words[(first + word) % kBanks];
+        if (std::ranges::find(bank, first + word) == bank.end()) bank.push_back(first + word);
+      }
     }
     size_t cycles = 1;
     for (const auto& bank : words) cycles = std::max(cycles, bank.size());

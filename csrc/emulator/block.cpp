@@ -113,9 +113,12 @@ void Block::resume_next() {
   throw Failure("deadlock: no thread of the block can run. " + describe_waiting());
 }
 
-void Block::wait_at(std::string point) {
-  threads_[thread_].state = State::kWaiting;
-  threads_[thread_].waiting_for = std::move(point);
+void Block::wait_at(const char* what, Site site, int barrier) {
+  Thread& self = threads_[thread_];
+  self.state = State::kWaiting;
+  self.waiting_for = what;
+  self.waiting_at = site;
+  self.waiting_barrier = barrier;
   resume_next();
 }
 
@@ -124,7 +127,9 @@ std::string Block::describe_waiting() const {
   std::string text;
   const auto place = [&](int thread) {
     const Thread& t = threads_[thread];
-    return t.state == State::kReturned ? "returned" : "wait at " + t.waiting_for;
+    if (t.state == State::kReturned) return std::string("returned");
+    return "wait at " + name_of(t.waiting_for, t.waiting_at) +
+           (t.waiting_barrier ? " of barrier " + std::to_string(t.waiting_barrier) : "");
   };
   for (int begin = 0, end; begin < shape_.threads; begin = end) {
     for (end = begin + 1; end < shape_.threads && place(end) == place(begin);) ++end;

@@ -28,7 +28,9 @@ enum class State { kReady, kWaiting, kReturned };
 
 struct Thread {
   State state = State::kReady;
-  std::string waiting_for;               // the point's name
+  const char* waiting_for = "";  // with the place and, of a named barrier, its number
+  Site waiting_at;
+  int waiting_barrier = 0;
   std::vector<Copy> issued;              // since the last commit
   std::deque<std::vector<Copy>> groups;  // committed, oldest first
 };
@@ -84,7 +86,7 @@ class Block {
  private:
   static void run_thread();  // the entry of each fiber
   void resume_next();        // switches to the next ready thread; fails when there is none
-  void wait_at(std::string point);
+  void wait_at(const char* what, Site site, int barrier = 0);
   void wake(int thread) { threads_[thread].state = State::kReady; }
   void stop(std::string text);
   std::string describe_waiting() const;

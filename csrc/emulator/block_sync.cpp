@@ -1,5 +1,4 @@
 // How a block's threads wait for each other: barriers, warp collectives, asynchronous copies.
-#include <bit>
 #include <cstring>
 
 #include "emulator/block.h"
@@ -8,7 +7,7 @@ namespace regrow::emulator {
 namespace {
 
 bool same_place(Site a, Site b) {
-  return a.line() == b.line() && a.column() == b.column() && name_of("", a) == name_of("", b);
+  return a.line() == b.line() && a.column() == b.column() && !std::strcmp(a.file_name(), b.file_name());
 }
 
 }  // namespace
@@ -40,7 +39,7 @@ void Block::barrier(const char* what, int id, int num_threads, bool wait, Site s
     }
     b = Barrier();
   } else if (wait) {
-    wait_at(name_of(what, site) + (id ? " of barrier " + std::to_string(id) : ""));
+    wait_at(what, site, id);
   }
 }
 
@@ -78,7 +77,7 @@ void Block::collective(const char* name, uint32_t lanes, void* operands, void (*
                   name_of(c.name, c.site) + (c.lanes != lanes ? " for other lanes" : ""));
   c.operands[lane] = operands;
   c.arrived |= self;
-  if (c.arrived != lanes) return wait_at(name_of(name, site));
+  if (c.arrived != lanes) return wait_at(name, site);
   const Collective complete = c;
   pending.erase(pending.begin() + std::ptrdiff_t(at));
   ++report_.instructions[name];
