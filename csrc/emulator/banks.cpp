@@ -9,17 +9,17 @@ int64_t extra_cycles(const void* const* addresses, int num_addresses, int bytes)
   const int together = kBanks * kWordBytes / std::max(bytes, kWordBytes);  // lanes that can be served in one cycle
   int64_t extra = 0;
   for (int begin = 0; begin < num_addresses; begin += together) {
-    std::vector<uintptr_t> words[kBanks];  // lanes that read the same word share it
+    uintptr_t words[kBanks][kBanks];
+    int cycles[kBanks] = {};
     for (int i = begin; i < std::min(begin + together, num_addresses); ++i) {
       const uintptr_t first = reinterpret_cast<uintptr_t>(addresses[i]) / kWordBytes;
-      for (int word = 0; word < std::max(1, bytes / kWordBytes); ++word) {
-        std::vector<uintptr_t>& bank = words[(first + word) % kBanks];
-        if (std::ranges::find(bank, first + word) == bank.end()) bank.push_back(first + word);
+      for (uintptr_t word = first; word < first + std::max(1, bytes / kWordBytes); ++word) {
+        uintptr_t* bank = words[word % kBanks];
+        int& used = cycles[word % kBanks];
+        if (std::find(bank, bank + used, word) == bank + used) bank[used++] = word;  // lanes share a word
       }
     }
-    size_t cycles = 1;
-    for (const auto& bank : words) cycles = std::max(cycles, bank.size());
-    extra += int64_t(cycles) - 1;
+    extra += *std::max_element(cycles, cycles + kBanks) - 1;
   }
   return extra;
 }

@@ -6,7 +6,11 @@
 #include <new>
 #include <utility>
 
-#if !defined(__x86_64__)
+// The assembly is for x86-64; elsewhere, or where asked for, the C library switches.
+#if !defined(__x86_64__) && !defined(REGROW_UCONTEXT)
+#define REGROW_UCONTEXT
+#endif
+#if defined(REGROW_UCONTEXT)
 #include <ucontext.h>
 #endif
 
@@ -28,7 +32,7 @@ Fiber::Fiber() {
 Fiber::Fiber(Fiber&& other) noexcept
     : stack_(std::exchange(other.stack_, nullptr)), paused_(std::exchange(other.paused_, nullptr)) {}
 
-#if defined(__x86_64__)
+#if !defined(REGROW_UCONTEXT)
 
 namespace {
 

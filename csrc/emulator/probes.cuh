@@ -20,6 +20,10 @@ struct ProbeSmem {
   alignas(16) SharedArray<float, kProbeThreads> values;
 };
 
+struct TileSmem {
+  SharedTile<bf16, 8, 64> tile;
+};
+
 namespace probes {
 
 GLOBAL void reverse_by_block(const ProbeParams p) {
@@ -143,11 +147,17 @@ GLOBAL void reads_what_another_block_writes(const ProbeParams p) {
 GLOBAL void writes_past_the_end(const ProbeParams p) { store_global(p.out + thread_index() + 1, 1.0f); }
 GLOBAL void reads_past_the_end(const ProbeParams p) { load_global(p.in + thread_index() + 1); }
 GLOBAL void writes_an_input(const ProbeParams p) { store_global(const_cast<float*>(p.in) + thread_index(), 1.0f); }
+GLOBAL void narrow_access(const ProbeParams p) { load_global(reinterpret_cast<const uint8_t*>(p.in)); }
 GLOBAL void misaligned_global(const ProbeParams p) { load_global16(p.in + thread_index() / 2 + 1); }
 
 GLOBAL void index_past_shared_array(const ProbeParams) {
   SHARED(ProbeSmem, smem);
   smem.values.store(thread_index() + 1, 1);
+}
+
+GLOBAL void row_past_a_tile(const ProbeParams p) {
+  SHARED(TileSmem, smem);
+  copy_async16(smem.tile.chunk(8, 0), reinterpret_cast<const bf16*>(p.in), true);
 }
 
 GLOBAL void more_shared_than_launched(const ProbeParams) {
@@ -192,6 +202,11 @@ GLOBAL void arrival_left_over(const ProbeParams) {
   if (warp_index() == 0) arrive_named(1, 64);
 }
 
+// in[0] is the barrier; in[1] and in[2] are how many threads warps 0 and 1 say that it is for.
+GLOBAL void named_barrier(const ProbeParams p) {
+  sync_named(int(load_global(p.in)), int(load_global(p.in + 1 + warp_index())));
+}
+
 GLOBAL void divergent_collective(const ProbeParams) {
   if (lane_index() < 16)
     sync_warp();
@@ -202,6 +217,10 @@ GLOBAL void divergent_collective(const ProbeParams) {
 GLOBAL void stuck_lanes(const ProbeParams) {
   if (lane_index() != 7) shuffle(1, 0);
 }
+
+GLOBAL void shuffle_outside_its_mask(const ProbeParams) { shuffle(1, 0, 0xffff); }
+
+GLOBAL void overlapping_masks(const ProbeParams) { shuffle(1, 8, lane_index() < 16 ? 0xffff : 0xffffff00); }
 
 GLOBAL void shuffle_from_absent_lane(const ProbeParams) {
   if (lane_index() < 16) shuffle(1, 16, 0xffff);

@@ -14,8 +14,10 @@ ERRORS = {
     "which has 256",
     "reads_past_the_end": r"thread 63: .* out of bounds: reads 4 bytes at byte 256 of in, which has 256",
     "writes_an_input": r"writes 4 bytes at byte \d+ of in, which has 256 and is an input",
+    "narrow_access": "an access of 1 bytes, but races are looked for in cells of 4: make them smaller",
     "misaligned_global": r"misaligned: .* reads 16 bytes at byte \d+ of in",
     "index_past_shared_array": r"thread 63: index 64 is outside a shared array of 64",
+    "row_past_a_tile": r"row 8, column 0 of a tile \[8, 64\]",
     "more_shared_than_launched": r"the kernel's Smem has 8448 bytes, the launch asked for 8192",
     "misaligned_shared": r"misaligned: .* writes 16 bytes at byte \d+ of shared memory",
     "copy_past_shared": r"out of bounds: .* writes 16 bytes at byte 8192 of shared memory, which has 8192",
@@ -27,6 +29,8 @@ ERRORS = {
     "arrival_left_over": r"block 0: returned with 32 arrivals at barrier 1 for which nobody waited",
     "divergent_collective": r"divergent collective: .* another lane of the warp is at",
     "stuck_lanes": r"deadlock: .*threads 7-7 returned; threads 8-\d+ wait at .* shuffle",
+    "shuffle_outside_its_mask": r"probes\.cuh:\d+:\d+ shuffle: lane \d+ is not in its own mask",
+    "overlapping_masks": r"divergent collective: .* for other lanes|deadlock: .* shuffle",
     "shuffle_from_absent_lane": r"shuffle reads lane 16, which takes no part",
 }
 
@@ -49,6 +53,37 @@ def test_errors_between_blocks_are_reported(name, emulator, options):
     emulator.probe(name, inputs, options)
     with pytest.raises(emulator.Failure, match=ERRORS_OF_BLOCKS[name]):
         emulator.probe(name, inputs, options, num_blocks=2)
+
+
+# Barrier, threads by warp 0, threads by warp 1 -> message.
+NAMED_BARRIERS = [
+    ((0, 64, 64), "barrier 0 is sync_block's, use 1 to 15"),
+    ((16, 64, 64), "barrier 16, a block has 0 to 15"),
+    ((1, 33, 33), "33 threads, must be a multiple of 32 and no more than the block has"),
+    ((1, 96, 96), "96 threads, must be a multiple of 32"),
+    ((1, 64, 32), r"barrier 1 for (64|32) threads, others came for (64|32)"),
+]
+
+
+@pytest.mark.parametrize("numbers, message", NAMED_BARRIERS)
+def test_named_barriers_are_checked(numbers, message, emulator):
+    inputs = np.resize(np.float32(numbers), 64)
+    with pytest.raises(emulator.Failure, match=message):
+        emulator.probe("named_barrier", inputs, emulator.Options())
+
+
+# Launch -> message.
+LAUNCHES = [
+    ({"num_threads": 1025}, "a block has 1 to 1024 threads, the launch asks for 1025"),
+    ({"shared_bytes": 232449}, "at most 232448 bytes of shared memory, the launch asks for 232449"),
+    ({"num_threads": 0}, "a block has 1 to 1024 threads, the launch asks for 0"),
+]
+
+
+@pytest.mark.parametrize("launch, message", LAUNCHES)
+def test_launches_are_checked(launch, message, emulator):
+    with pytest.raises(emulator.Failure, match=message):
+        emulator.probe("shuffles", np.ones(64, np.float32), emulator.Options(), **launch)
 
 
 def test_unwritten_memory_is_nan(emulator, options):
