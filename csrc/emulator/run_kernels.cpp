@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "emulator/runs.h"
+#include "kernels/logits_rows.cuh"
 #include "kernels/lse_merge.cuh"
 #include "kernels/replay_gather.cuh"
 #include "kernels/replay_scatter.cuh"
@@ -106,6 +107,47 @@ py::tuple run_replay_scatter(const py::array& src, const Array<int64_t>& index, 
   return py::make_tuple(out, report);
 }
 
+// lse and entropy of each row of `logits`, and the log-probs of the targets.
+py::tuple run_logits(const py::array& logits, const Array<int64_t>& target_row, const Array<int64_t>& target_token,
+                     const std::string& dtype, double temperature, double softcap, const Options& options) {
+  CHECK(logits.ndim() == 2, "logits must be [rows, vocabulary]");
+  const py::array like = dtype == "float64" ? py::array(Array<double>(1)) : py::array(Array<float>(1));
+  py::array lse = poisoned_like(Array<double>(1), {logits.shape(0)}), entropy = poisoned_like(like, {logits.shape(0)});
+  py::array logp = poisoned_like(like, {target_row.size()});
+  const LogitsParams rows = {.logits = const_cast<void*>(logits.data()),
+                             .dtype = dtype_named(dtype),
+                             .num_rows = logits.shape(0),
+                             .vocabulary = logits.shape(1),
+                             .row_stride = logits.shape(1),
+                             .temperature = temperature,
+                             .softcap = softcap,
+                             .lse = static_cast<double*>(lse.mutable_data()),
+                             .entropy = entropy.mutable_data()};
+  GlobalMemory memory;
+  add_input(memory, "logits", logits);
+  add_output(memory, "lse", lse);
+  add_output(memory, "entropy", entropy);
+  Report report;
+  dispatch_logits_row_stats(rows, launcher(memory, options, report));
+
+  GlobalMemory pick_memory;
+  add_input(pick_memory, "logits", logits);
+  add_input(pick_memory, "lse", lse);
+  add_input(pick_memory, "target_row", target_row);
+  add_input(pick_memory, "target_token", target_token);
+  add_output(pick_memory, "logp", logp);
+  Options pick_options = options;
+  pick_options.skip.clear();  // it has no synchronisation point
+  Report pick_report;
+  dispatch_logits_pick({.rows = rows,
+                        .target_row = target_row.data(),
+                        .target_token = target_token.data(),
+                        .num_targets = target_row.size(),
+                        .logp = logp.mutable_data()},
+                       launcher(pick_memory, pick_options, pick_report));
+  return py::make_tuple(lse, entropy, logp, report);
+}
+
 py::tuple run_tile_matmul(const Array<uint16_t>& a, const Array<uint16_t>& b, const std::string& dtype,
                           bool transpose_b, const Options& options) {
   TileMatmulParams p;
@@ -148,6 +190,8 @@ void bind_kernels(py::module_& m) {
   m.def("replay_gather", &run_replay_gather, py::arg("src"), py::arg("index"), py::arg("options"));
   m.def("replay_scatter", &run_replay_scatter, py::arg("src"), py::arg("index"), py::arg("num_rows"), py::arg("dtype"),
         py::arg("options"));
+  m.def("logits", &run_logits, py::arg("logits"), py::arg("target_row"), py::arg("target_token"), py::arg("dtype"),
+        py::arg("temperature"), py::arg("softcap"), py::arg("options"));
   m.def("tile_matmul", &run_tile_matmul, py::arg("a"), py::arg("b"), py::arg("dtype"), py::arg("transpose_b"),
         py::arg("options"));
 }

@@ -14,28 +14,6 @@ struct LseMergeConfig {
   static constexpr int kMaxRegisters = 64;  // 8 blocks per SM: the kernel waits for memory
 };
 
-// Partial i's columns of one row, kValues at a time.
-template <class T, int kValues>
-struct Columns {
-  T values[kValues];
-};
-
-template <class T, int kValues>
-DEVICE Columns<T, kValues> load_columns(const T* from) {
-  if constexpr (kValues * sizeof(T) == 16)
-    return __builtin_bit_cast(Columns<T, kValues>, load_global16(from));
-  else
-    return {{load_global(from)}};
-}
-
-template <class T, int kValues>
-DEVICE void store_columns(T* to, const Columns<T, kValues>& columns) {
-  if constexpr (kValues * sizeof(T) == 16)
-    store_global16(to, __builtin_bit_cast(Vector16, columns));
-  else
-    store_global(to, columns.values[0]);
-}
-
 // exp(lse - total), 0 where neither has seen a key; a NaN stays.
 template <class T>
 DEVICE T merge_weight(T lse, T total) {
@@ -69,16 +47,16 @@ GLOBAL void LAUNCH_BOUNDS(LseMergeConfig::kThreads) lse_merge(const LseMergePara
   const int64_t out_step = p.num_queries * p.heads * p.value_dim;
   for (int column = lane_index() * kValues; column < p.value_dim; column += kWarpLanes * kValues) {
     const int64_t at = row * p.value_dim + column;
-    Columns<T, kValues> out = {};
+    Values<T, kValues> out = {};
     for (int64_t i = 0; i < p.num_partials; ++i) {
       const T lse = load_global(lses + i * lse_step);
       if (lse == -T(INFINITY)) continue;  // its out may be anything
       const T weight = merge_weight(lse, total);
-      const auto from = load_columns<T, kValues>(static_cast<const T*>(p.outs) + i * out_step + at);
+      const auto from = load_values<T, kValues>(static_cast<const T*>(p.outs) + i * out_step + at);
       UNROLL
-      for (int v = 0; v < kValues; ++v) out.values[v] += weight * from.values[v];
+      for (int v = 0; v < kValues; ++v) out[v] += weight * from[v];
     }
-    store_columns(static_cast<T*>(p.out) + at, out);
+    store_values(static_cast<T*>(p.out) + at, out);
   }
 }
 

@@ -11,36 +11,6 @@ struct ReplayScatterConfig {
   static constexpr int kMaxRegisters = 40;  // 12 blocks per SM: the sum of a row is a chain of loads
 };
 
-// What a sum is kept in: integers wrap in their own width.
-template <class S>
-struct SumOf {
-  using Type = S;
-};
-template <>
-struct SumOf<bf16> {
-  using Type = float;
-};
-template <>
-struct SumOf<fp16> {
-  using Type = float;
-};
-
-template <class S>
-DEVICE typename SumOf<S>::Type to_sum(S x) {
-  if constexpr (sizeof(typename SumOf<S>::Type) == sizeof(S))
-    return x;
-  else
-    return to_float(x);
-}
-
-template <class S>
-DEVICE S from_sum(typename SumOf<S>::Type x) {
-  if constexpr (sizeof(typename SumOf<S>::Type) == sizeof(S))
-    return x;
-  else
-    return from_float<S>(x);
-}
-
 // A block sums kThreads columns of one destination row, in the order of its sources: row r's are
 // order[start[r]] .. order[start[r + 1] - 1], with start and order as the workspace holds them.
 template <class S>

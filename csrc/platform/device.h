@@ -11,9 +11,11 @@
 #define HOST_DEVICE __host__ __device__ __forceinline__
 #define LAUNCH_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
-// Where a primitive was called, for the emulator's reports: as the only parameter, after others, and handed on.
+#define NO_UNROLL _Pragma("unroll 1")
+// Where a primitive was called, for the emulator's reports: as the only parameter, or after others; handed on likewise.
 #define CALL_SITE
 #define AND_CALL_SITE
+#define SITE
 #define AND_SITE
 // `Smem` at the start of the block's dynamic shared memory. No static shared memory beside it: 1024 bytes of
 // alignment hold only then.
@@ -30,8 +32,10 @@
 #define HOST_DEVICE inline
 #define LAUNCH_BOUNDS(...)
 #define UNROLL
+#define NO_UNROLL
 #define CALL_SITE ::regrow::emulator::Site site = ::regrow::emulator::Site::current()
 #define AND_CALL_SITE , CALL_SITE
+#define SITE site
 #define AND_SITE , site
 #define SHARED(Smem, name) Smem& name = *static_cast<Smem*>(::regrow::emulator::shared_memory(sizeof(Smem)))
 

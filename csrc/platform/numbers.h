@@ -58,6 +58,36 @@ DEVICE fp16 from_float<fp16, float>(float x) {
 #endif
 }
 
+// What a sum is kept in: integers wrap in their own width.
+template <class S>
+struct SumOf {
+  using Type = S;
+};
+template <>
+struct SumOf<bf16> {
+  using Type = float;
+};
+template <>
+struct SumOf<fp16> {
+  using Type = float;
+};
+
+template <class S>
+DEVICE typename SumOf<S>::Type to_sum(S x) {
+  if constexpr (sizeof(typename SumOf<S>::Type) == sizeof(S))
+    return x;
+  else
+    return to_float(x);
+}
+
+template <class S>
+DEVICE S from_sum(typename SumOf<S>::Type x) {
+  if constexpr (sizeof(typename SumOf<S>::Type) == sizeof(S))
+    return x;
+  else
+    return from_float<S>(x);
+}
+
 // Two values in one register, the first in the low half: what mma takes.
 template <class T>
 DEVICE uint32_t pack(float low, float high) {

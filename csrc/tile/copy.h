@@ -1,7 +1,7 @@
 #pragma once
 
 // Moving 16 bytes at a time: asynchronous copies into shared tiles, and plain vectors.
-#include "platform/device.h"
+#include "platform/memory.h"
 #include "tile/shared_tile.h"
 
 namespace regrow {
@@ -33,6 +33,31 @@ DEVICE void store_global16(void* address, const Vector16& v AND_CALL_SITE) {
   emulator::access_global(address, 16, emulator::Access::kWrite, site);
   __builtin_memcpy(address, &v, 16);
 #endif
+}
+
+// Neighbouring values that move together: 16 bytes of them, or one.
+template <class T, int kValues>
+struct Values {
+  static_assert(kValues == 1 || kValues * sizeof(T) == 16);
+  DEVICE T& operator[](int i) { return data[i]; }
+  DEVICE const T& operator[](int i) const { return data[i]; }
+  T data[kValues];
+};
+
+template <class T, int kValues>
+DEVICE Values<T, kValues> load_values(const T* from AND_CALL_SITE) {
+  if constexpr (kValues > 1)
+    return __builtin_bit_cast(Values<T, kValues>, load_global16(from AND_SITE));
+  else
+    return {{load_global(from AND_SITE)}};
+}
+
+template <class T, int kValues>
+DEVICE void store_values(T* to, const Values<T, kValues>& values AND_CALL_SITE) {
+  if constexpr (kValues > 1)
+    store_global16(to, __builtin_bit_cast(Vector16, values) AND_SITE);
+  else
+    store_global(to, values[0] AND_SITE);
 }
 
 // 16 bytes to `shared`, or 16 zeros where `real` is false (the source is then not read). Lands at any time before the

@@ -116,6 +116,45 @@ def test_replay_scatter(dtype, width, num_rows, emulator, every_way, generator):
     assert torch.equal(to_torch(out, dtype), regrow.replay_scatter(src, index, num_rows))
 
 
+# Rows of 16 bytes together and of single values; fewer values than threads, more than one round of them.
+@pytest.mark.parametrize("vocabulary", [3, 40, 517, 4160])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=NAMES.get)
+def test_logits_rows(vocabulary, softcap, dtype, emulator, every_way, generator):
+    logits = (5 * torch.randn((3, vocabulary), generator=generator)).to(dtype)
+    logits[1, 0] = -torch.inf
+    row, token = torch.randint(3, (300,), generator=generator), torch.randint(vocabulary, (300,), generator=generator)
+    targets = (row.numpy(), token.numpy(), NAMES[dtype], 0.7, softcap)
+    *ours, _ = every_way(lambda options: emulator.logits(to_numpy(logits), *targets, options))
+
+    def on_cpu(x):
+        lse, entropy = torch.ops.regrow.logits_row_stats(x, 0.7, softcap or None)
+        return lse, entropy, torch.ops.regrow.logits_pick(x, lse, row, token, 0.7, softcap or None)
+
+    for kernel, cpu, oracle in zip(ours, on_cpu(logits), on_cpu(logits.double()), strict=True):
+        assert_accurate(torch.from_numpy(kernel), cpu, oracle)
+
+
+def test_logits_rows_keep_infinities_and_nan(emulator, every_way, generator):
+    logits = torch.randn((3, 40), generator=generator)
+    logits[0, 7], logits[1, 33], logits[2] = torch.nan, torch.inf, -torch.inf
+    index = np.zeros(1, np.int64)
+    lse, entropy, *_ = every_way(
+        lambda options: emulator.logits(logits.numpy(), index, index, "float32", 1.0, 0.0, options)
+    )
+    cpu_lse, cpu_entropy = torch.ops.regrow.logits_row_stats(logits, 1.0, None)
+    np.testing.assert_array_equal(lse, cpu_lse.numpy())
+    np.testing.assert_array_equal(entropy, cpu_entropy.numpy())
+
+
+def test_each_barrier_of_logits_rows_matters(emulator, assert_each_sync_point_matters, generator):
+    logits, index = torch.randn((1, 520), generator=generator).numpy(), np.zeros(1, np.int64)
+    points = assert_each_sync_point_matters(
+        lambda options: emulator.logits(logits, index, index, "float32", 1.0, 0.0, options)
+    )
+    assert len(points) == 3
+
+
 def test_index_out_of_range_is_seen(emulator, options):
     src, index = np.zeros((4, 8), np.float32), np.array([0, 4])
     with pytest.raises(emulator.Failure, match=r"out of bounds: reads 16 bytes at byte 128 of src, which has 128"):
