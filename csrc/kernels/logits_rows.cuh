@@ -64,8 +64,9 @@ GLOBAL void LAUNCH_BOUNDS(LogitsRowConfig::kThreads) logits_row_stats(const Logi
   const T scale_log2 = T(x.scale * 1.4426950408889634);
   const T lowest = sizeof(T) == 8 ? T(-2044) : T(-252);  // finite where the probability is 0: 0 * log 0 is 0
   T sum = 0, moment = 0;  // of w = 2^d and of w * d, d = log2 of the weight relative to the largest
-  NO_UNROLL  // the compiler would unroll the fp64 loop into spills; a load of 16 bytes a thread is enough under way
-      for (int64_t j = int64_t(thread_index()) * kValues; j < p.vocabulary; j += kThreads * kValues) {
+  // The compiler would unroll the fp64 loop into spills; a load of 16 bytes a thread is enough under way.
+  NO_UNROLL
+  for (int64_t j = int64_t(thread_index()) * kValues; j < p.vocabulary; j += kThreads * kValues) {
     const auto loaded = load_values<S, kValues>(logits + j);
     UNROLL
     for (int v = 0; v < kValues; ++v) {
