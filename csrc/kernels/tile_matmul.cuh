@@ -69,10 +69,12 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads) tile_matmul(const TileMatmulParams p
   }
 
   UNROLL
-  for (int n = 0; n < kTile / 8; ++n) UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const int row = first_row + warp_index() * 16 + row_of_value(i), column = first_column + n * 8 + column_of_value(i);
-    if (row < p.m) store_global(p.out + int64_t(row) * p.n + column, sums[n].values[i]);
+  for (int n = 0; n < kTile / 8; ++n) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + warp_index() * 16 + row_of_value(i), column = n * 8 + column_of_value(i);
+      if (row < p.m) store_global(p.out + int64_t(row) * p.n + first_column + column, sums[n].values[i]);
+    }
   }
 }
 

@@ -8,7 +8,6 @@
 
 #define GLOBAL __global__
 #define DEVICE __device__ __forceinline__
-#define HOST_DEVICE __host__ __device__ __forceinline__
 #define LAUNCH_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
@@ -29,7 +28,6 @@
 
 #define GLOBAL inline
 #define DEVICE inline
-#define HOST_DEVICE inline
 #define LAUNCH_BOUNDS(...)
 #define UNROLL
 #define NO_UNROLL
