@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ["platform", "tree", "kernels", "cpu", "ops"]
-ALLOWED = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)} | {"bindings": {"platform", "tree"}}
+LAYERS = ["platform", "tile", "tree", "kernels"]
+ALLOWED = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)}
+# Backends do not know each other. The CPU's kernels are a second implementation: they use no tile.
+ALLOWED |= {backend: {*LAYERS, backend} for backend in ("cuda", "emulator")}
+ALLOWED |= {
+    "cpu": {*LAYERS, "cpu"} - {"tile"},
+    "ops": {*LAYERS, "cpu", "cuda", "ops"},
+    "bindings": {"platform", "tree"},
+}
 SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cuh", ".cu"))
 
 
@@ -32,3 +39,10 @@ def test_includes_point_left(path):
         if first in ("torch", "ATen", "c10"):
             assert layer(path) == "ops", f"{name}: torch stays in csrc/ops"
             assert name.startswith(("torch/csrc/stable/", "torch/headeronly/")), f"{name} is not in the stable ABI"
+
+
+# One place decides between nvcc and the emulator: above it, device code is the same text for both.
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_compilers_are_told_apart_below_the_kernels(path):
+    if layer(path) not in ("platform", "tile"):
+        assert "__CUDACC__" not in path.read_text()

@@ -1,0 +1,219 @@
+#include "emulator/block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string_view>
+
+namespace regrow::emulator {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxSharedBytes = 227 << 10;
+constexpr int kSharedCellBytes = 2;  // the smallest value that kernels keep in shared memory
+
+alignas(1024) unsigned char shared_bytes[kMaxSharedBytes];
+Block* current_block = nullptr;
+
+// Stacks are kept: mapping a thousand of them takes longer than running a small block.
+std::vector<Fiber>& fibers(int num_threads) {
+  static std::vector<Fiber> all;
+  while (int(all.size()) < num_threads) all.emplace_back();
+  return all;
+}
+
+}  // namespace
+
+std::string name_of(const char* what, Site site) {
+  const std::string_view file = site.file_name();
+  return std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(site.line()) + ":" +
+         std::to_string(site.column()) + " " + what;
+}
+
+Block::Block(const LaunchShape& shape, int64_t index, int index_y, GlobalMemory& memory, const Options& options,
+             Report& report, const std::function<void()>& kernel)
+    : shape_(shape),
+      index_(index),
+      index_y_(index_y),
+      flat_index_(index_y * shape.blocks + index),
+      memory_(memory),
+      options_(options),
+      report_(report),
+      kernel_(kernel),
+      threads_(shape.threads),
+      order_(shape.threads),
+      position_(shape.threads),
+      barriers_(kNumBarriersOfBlock),
+      collectives_((shape.threads + kWarpLanes - 1) / kWarpLanes),
+      clocks_(shape.threads),
+      shared_shadow_(shape.shared_bytes, kSharedCellBytes) {
+  std::iota(order_.begin(), order_.end(), 0);
+  if (options.order == Order::kReverse) std::reverse(order_.begin(), order_.end());
+  if (options.order == Order::kShuffled) {
+    std::mt19937_64 random(options.seed + uint64_t(flat_index_));
+    for (size_t left = order_.size(); left > 1; --left) std::swap(order_[left - 1], order_[random() % left]);
+  }
+  for (int i = 0; i < shape.threads; ++i) position_[order_[i]] = i;
+  std::memset(shared_bytes, 0xff, shape.shared_bytes);  // a NaN in every float format
+  current_block = this;
+}
+
+Block::~Block() { current_block = nullptr; }
+
+Block& Block::current() {
+  if (!current_block) throw Failure("device code runs only in a launch");
+  return *current_block;
+}
+
+void Block::run() {
+  std::vector<Fiber>& all = fibers(shape_.threads);
+  for (int thread = 0; thread < shape_.threads; ++thread) all[thread].start_at(&Block::run_thread);
+  thread_ = order_[0];
+  switch_fiber(nullptr, &all[thread_]);
+  if (failure_) throw Failure(*failure_);
+  for (int id = 0; id < kNumBarriersOfBlock; ++id)
+    if (barriers_[id].arrived)
+      throw Failure("block " + std::to_string(index_) + ": returned with " + std::to_string(barriers_[id].arrived) +
+                    " arrivals at barrier " + std::to_string(id) + " for which nobody waited");
+  report_.bank_conflicts += banks_.extra_cycles();
+}
+
+void Block::run_thread() {
+  Block& block = Block::current();
+  try {
+    block.kernel_();
+  } catch (const std::exception& error) {
+    block.stop(error.what());
+  }
+  // The exception is gone before the stack is left: its bookkeeping belongs to the OS thread.
+  block.threads_[block.thread_].state = State::kReturned;
+  ++block.num_returned_;
+  try {
+    if (!block.failure_ && block.num_returned_ < block.shape_.threads) block.resume_next();
+  } catch (const std::exception& error) {
+    block.stop(error.what());
+  }
+  switch_fiber(&fibers(0)[block.thread_], nullptr);
+}
+
+void Block::stop(std::string text) {
+  failure_ = "block " + std::to_string(index_) + (shape_.blocks_y > 1 ? ", " + std::to_string(index_y_) : "") +
+             ", thread " + std::to_string(thread_) + ": " + text;
+}
+
+void Block::resume_next() {
+  const int from = thread_;
+  for (int step = 1; step <= shape_.threads; ++step) {
+    const int next = order_[(position_[from] + step) % shape_.threads];
+    if (threads_[next].state != State::kReady) continue;
+    thread_ = next;
+    if (next != from) switch_fiber(&fibers(0)[from], &fibers(0)[next]);
+    return;
+  }
+  throw Failure("deadlock: no thread of the block can run. " + describe_waiting());
+}
+
+void Block::wait_at(const char* what, Site site, int barrier) {
+  Thread& self = threads_[thread_];
+  self.state = State::kWaiting;
+  self.waiting_for = what;
+  self.waiting_at = site;
+  self.waiting_barrier = barrier;
+  resume_next();
+}
+
+// "Threads 0-31 wait at a.cuh:3:5 sync_block; threads 32-63 have returned".
+std::string Block::describe_waiting() const {
+  std::string text;
+  const auto place = [&](int thread) {
+    const Thread& t = threads_[thread];
+    if (t.state == State::kReturned) return std::string("returned");
+    return "wait at " + name_of(t.waiting_for, t.waiting_at) +
+           (t.waiting_barrier ? " of barrier " + std::to_string(t.waiting_barrier) : "");
+  };
+  for (int begin = 0, end; begin < shape_.threads; begin = end) {
+    for (end = begin + 1; end < shape_.threads && place(end) == place(begin);) ++end;
+    text += (begin ? "; threads " : "Threads ") + std::to_string(begin) + "-" + std::to_string(end - 1) + " " +
+            place(begin);
+  }
+  return text;
+}
+
+bool Block::skips(const char* what, Site site) {
+  const std::string name = name_of(what, site);
+  ++report_.sync_points[name];
+  return name == options_.skip;
+}
+
+void* Block::shared_memory(int64_t bytes) {
+  if (bytes > shape_.shared_bytes)
+    throw Failure("the kernel's Smem has " + std::to_string(bytes) + " bytes, the launch asked for " +
+                  std::to_string(shape_.shared_bytes));
+  return shared_bytes;
+}
+
+std::string Block::conflict(const char* where, int64_t byte, int bytes, Access access, Site site, const Epoch& other,
+                            bool other_wrote) const {
+  const int num_threads = clocks_.num_threads();
+  const bool by_copy = other.slot >= num_threads;
+  std::string who = "thread " + std::to_string(other.slot % num_threads);
+  if (other.block != flat_index_) who = "block " + std::to_string(other.block % shape_.blocks) + ", " + who;
+  return "race: " + name_of(access == Access::kRead ? "reads " : "writes ", site) + std::to_string(bytes) +
+         " bytes at byte " + std::to_string(byte) + " of " + where + "; " + who +
+         (by_copy ? " copied to it asynchronously" : (other_wrote ? " wrote it" : " read it")) + " at " +
+         name_of("", other.site) + "and nothing orders the two";
+}
+
+void Block::access_shared(int thread, const void* address, int bytes, Access access, Site site, bool by_copy) {
+  const int64_t byte = static_cast<const unsigned char*>(address) - shared_bytes;
+  const auto what = [&] {
+    return name_of(access == Access::kRead ? "reads " : "writes ", site) + std::to_string(bytes) + " bytes at byte " +
+           std::to_string(byte) + " of shared memory";
+  };
+  if (byte < 0 || byte + bytes > shape_.shared_bytes)
+    throw Failure("out of bounds: " + what() + ", which has " + std::to_string(shape_.shared_bytes));
+  if (byte % bytes) throw Failure("misaligned: " + what());
+  const Epoch self = by_copy ? Epoch{flat_index_, clocks_.copy_slot(thread), clocks_.issue_copy(thread), site}
+                             : Epoch{flat_index_, thread, clocks_.now(thread), site};
+  if (const Epoch* other = shared_shadow_.access(byte, bytes, access, self, clocks_.of(thread)))
+    throw Failure(conflict("shared memory", byte, bytes, access, site, *other, shared_shadow_.wrote(other)));
+}
+
+void Block::access_global(const void* address, int bytes, Access access, Site site) {
+  const char* verb = access == Access::kRead ? "reads " : "writes ";
+  Buffer* buffer = nullptr;
+  try {
+    buffer = &memory_.find(address, bytes, access);
+  } catch (const Failure& failure) {
+    throw Failure(name_of(failure.what(), site));
+  }
+  const int64_t byte = static_cast<const char*>(address) - buffer->begin;
+  if (reinterpret_cast<uintptr_t>(address) % bytes)
+    throw Failure("misaligned: " + name_of(verb, site) + std::to_string(bytes) + " bytes at byte " +
+                  std::to_string(byte) + " of " + buffer->name);
+  const Epoch self = {flat_index_, thread_, clocks_.now(thread_), site};
+  if (const Epoch* other = buffer->shadow.access(byte, bytes, access, self, clocks_.of(thread_)))
+    throw Failure(conflict(buffer->name.c_str(), byte, bytes, access, site, *other, buffer->shadow.wrote(other)));
+}
+
+void Block::tally_banks(const void* address, int bytes, Site site) {
+  banks_.visit(thread_ / kWarpLanes, thread_ % kWarpLanes, site, address, bytes);
+}
+
+Report launch(const LaunchShape& shape, GlobalMemory& memory, const Options& options,
+              const std::function<void()>& kernel) {
+  if (shape.threads < 1 || shape.threads > kMaxThreads)
+    throw Failure("a block has 1 to 1024 threads, the launch asks for " + std::to_string(shape.threads));
+  if (shape.shared_bytes > kMaxSharedBytes)
+    throw Failure("a block has at most 232448 bytes of shared memory, the launch asks for " +
+                  std::to_string(shape.shared_bytes));
+  if (shape.blocks > 0x7fffffff || shape.blocks_y > 65535) throw Failure("too many blocks for one launch");
+  Report report;
+  for (int y = 0; y < shape.blocks_y; ++y)
+    for (int64_t x = 0; x < shape.blocks; ++x) Block(shape, x, y, memory, options, report, kernel).run();
+  if (!options.skip.empty() && !report.sync_points.contains(options.skip))
+    throw Failure("no thread passed the synchronisation point " + options.skip + ", which the launch was to skip");
+  return report;
+}
+
+}  // namespace regrow::emulator

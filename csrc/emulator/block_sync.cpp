@@ -1,0 +1,125 @@
+// How a block's threads wait for each other: barriers, warp collectives, asynchronous copies.
+#include <cstring>
+
+#include "emulator/block.h"
+
+namespace regrow::emulator {
+namespace {
+
+bool same_place(Site a, Site b) {
+  return a.line() == b.line() && a.column() == b.column() && !std::strcmp(a.file_name(), b.file_name());
+}
+
+}  // namespace
+
+void Block::barrier(const char* what, int id, int num_threads, bool wait, Site site) {
+  if (id < 0 || id >= kNumBarriersOfBlock)
+    throw Failure(name_of(what, site) + ": barrier " + std::to_string(id) + ", a block has 0 to 15");
+  if (id && (num_threads % kWarpLanes || num_threads < kWarpLanes || num_threads > shape_.threads))
+    throw Failure(name_of(what, site) + ": " + std::to_string(num_threads) +
+                  " threads, must be a multiple of 32 and no more than the block has");
+  Barrier& b = barriers_[id];
+  if (b.expected == 0) b.expected = num_threads;
+  if (b.expected != num_threads)
+    throw Failure(name_of(what, site) + ": barrier " + std::to_string(id) + " for " + std::to_string(num_threads) +
+                  " threads, others came for " + std::to_string(b.expected));
+  // A warp executes a barrier as one.
+  const auto [first, is_first] = b.warp_sites.try_emplace(thread_ / kWarpLanes, site);
+  if (!is_first && !same_place(first->second, site))
+    throw Failure("divergent barrier: " + name_of(what, site) + ", another lane of the warp came to it at " +
+                  name_of("", first->second));
+  clocks_.release(thread_, b.clock);
+  ++b.arrived;
+  if (wait) b.waiting.push_back(thread_);
+  const bool complete = b.arrived == b.expected;
+  if (complete) {
+    for (const int waiting : b.waiting) {
+      clocks_.acquire(waiting, b.clock);
+      wake(waiting);
+    }
+    b = Barrier();
+  } else if (wait) {
+    wait_at(what, site, id);
+  }
+}
+
+void Block::sync_warp(uint32_t lanes, Site site) {
+  struct Operands {
+    Block* block;
+    int thread;
+  } operands = {this, thread_};
+  collective(
+      "sync_warp", lanes, &operands,
+      [](void* const* all) {
+        std::vector<uint32_t> clock;
+        const auto for_each = [&](const auto& f) {
+          for (int lane = 0; lane < kWarpLanes; ++lane)
+            if (const auto* one = static_cast<const Operands*>(all[lane])) f(one->block->clocks_, one->thread);
+        };
+        for_each([&](Clocks& clocks, int thread) { clocks.release(thread, clock); });
+        for_each([&](Clocks& clocks, int thread) { clocks.acquire(thread, clock); });
+      },
+      site);
+}
+
+void Block::collective(const char* name, uint32_t lanes, void* operands, void (*body)(void* const*), Site site) {
+  const int lane = thread_ % kWarpLanes, warp = thread_ / kWarpLanes;
+  const uint32_t self = uint32_t(1) << lane;
+  if (!(lanes & self))
+    throw Failure(name_of(name, site) + ": lane " + std::to_string(lane) + " is not in its own mask");
+  std::vector<Collective>& pending = collectives_[warp];
+  size_t at = 0;
+  while (at < pending.size() && !(pending[at].lanes & lanes)) ++at;
+  if (at == pending.size()) pending.push_back({name, site, lanes, 0, {}});
+  Collective& c = pending[at];
+  if (std::strcmp(c.name, name) || c.lanes != lanes || !same_place(c.site, site))
+    throw Failure("divergent collective: " + name_of(name, site) + ", another lane of the warp is at " +
+                  name_of(c.name, c.site) + (c.lanes != lanes ? " for other lanes" : ""));
+  c.operands[lane] = operands;
+  c.arrived |= self;
+  if (c.arrived != lanes) return wait_at(name, site);
+  const Collective complete = c;
+  pending.erase(pending.begin() + std::ptrdiff_t(at));
+  ++report_.instructions[name];
+  body(complete.operands);
+  for (int other = 0; other < kWarpLanes; ++other)
+    if (lanes >> other & 1) wake(warp * kWarpLanes + other);
+}
+
+namespace {
+
+void land(const Copy& copy) {
+  if (copy.global)
+    std::memcpy(copy.shared, copy.global, 16);
+  else
+    std::memset(copy.shared, 0, 16);
+}
+
+}  // namespace
+
+void Block::copy_async(void* shared, const void* global, bool real, Site site) {
+  if (real) access_global(global, 16, Access::kRead, site);
+  access_shared(thread_, shared, 16, Access::kWrite, site, true);
+  tally_banks(shared, 16, site);
+  ++report_.async_copies;
+  const Copy copy = {shared, real ? global : nullptr, clocks_.copies_issued(thread_)};
+  if (options_.landing == Landing::kIssue) land(copy);
+  threads_[thread_].issued.push_back(copy);
+}
+
+void Block::commit_copies() {
+  Thread& self = threads_[thread_];
+  self.groups.push_back(std::move(self.issued));
+  self.issued.clear();
+}
+
+void Block::wait_copies(int num_pending) {
+  auto& groups = threads_[thread_].groups;
+  for (; int(groups.size()) > num_pending; groups.pop_front())
+    for (const Copy& copy : groups.front()) {
+      if (options_.landing == Landing::kWait) land(copy);
+      clocks_.copies_landed(thread_, copy.number);
+    }
+}
+
+}  // namespace regrow::emulator

@@ -1,0 +1,199 @@
+#include <cstring>
+
+#include "emulator/runs.h"
+#include "kernels/logits_rows.cuh"
+#include "kernels/lse_merge.cuh"
+#include "kernels/replay_gather.cuh"
+#include "kernels/replay_scatter.cuh"
+#include "kernels/tile_matmul.cuh"
+#include "platform/check.h"
+
+namespace regrow::emulator {
+
+py::array poisoned_like(const py::array& like, std::vector<py::ssize_t> sizes) {
+  py::array array(like.dtype(), std::move(sizes));
+  std::memset(array.mutable_data(), 0xff, size_t(array.nbytes()));
+  return array;
+}
+
+DType dtype_named(const std::string& wanted) {
+  for (int i = 0; i <= int(DType::kUInt8); ++i)
+    if (wanted == name(DType(i))) return DType(i);
+  CHECK(false, "no dtype is called ", wanted);
+  return {};
+}
+
+namespace {
+
+py::tuple run_lse_merge(const py::array& outs, const py::array& lses, const std::optional<py::array>& sinks,
+                        const std::string& dtype, const Options& options) {
+  CHECK(outs.ndim() == 4 && lses.ndim() == 3, "outs must be [P, Tq, Hq, Dv], lses [P, Hq, Tq]");
+  py::array out = poisoned_like(outs, {outs.shape(1), outs.shape(2), outs.shape(3)});
+  py::array lse = poisoned_like(outs, {outs.shape(2), outs.shape(1)});
+  GlobalMemory memory;
+  add_input(memory, "outs", outs);
+  add_input(memory, "lses", lses);
+  if (sinks) add_input(memory, "sinks", *sinks);
+  add_output(memory, "out", out);
+  add_output(memory, "lse", lse);
+  Report report;
+  dispatch_lse_merge({.outs = outs.data(),
+                      .lses = lses.data(),
+                      .sinks = sinks ? sinks->data() : nullptr,
+                      .dtype = dtype_named(dtype),
+                      .num_partials = outs.shape(0),
+                      .num_queries = outs.shape(1),
+                      .heads = int(outs.shape(2)),
+                      .value_dim = int(outs.shape(3)),
+                      .out = out.mutable_data(),
+                      .lse = lse.mutable_data()},
+                     launcher(memory, options, report));
+  return py::make_tuple(out, lse, report);
+}
+
+py::tuple run_replay_gather(const py::array& src, const Array<int64_t>& index, const Options& options) {
+  CHECK(src.ndim() == 2 && src.strides(1) == src.itemsize(), "src must be [rows, row] with dense rows");
+  py::array out = poisoned_like(src, {index.size(), src.shape(1)});
+  GlobalMemory memory;
+  const int64_t extent = src.shape(0) ? (src.shape(0) - 1) * src.strides(0) + src.shape(1) * src.itemsize() : 0;
+  const int cell_bytes = src.strides(0) % 4 || out.nbytes() % 4 || out.strides(0) % 4 ? 1 : 4;
+  memory.add("src", src.data(), extent, cell_bytes, false);
+  add_input(memory, "index", index);
+  memory.add("out", out.data(), out.nbytes(), cell_bytes, true);
+  Report report;
+  dispatch_replay_gather({.src = src.data(),
+                          .index = index.data(),
+                          .out = out.mutable_data(),
+                          .num_rows = index.size(),
+                          .src_stride = src.strides(0),
+                          .row_bytes = src.shape(1) * src.itemsize()},
+                         launcher(memory, options, report));
+  return py::make_tuple(out, report);
+}
+
+// start [num_rows + 1] and order [num_src_rows] of ScatterParams: a stable sort of the sources by destination.
+Array<int64_t> sorted_sources(const Array<int64_t>& index, int64_t num_rows) {
+  Array<int64_t> workspace(num_rows + 1 + index.size());
+  int64_t* start = workspace.mutable_data();
+  int64_t* order = start + num_rows + 1;
+  for (int64_t row = 0, at = 0; row <= num_rows; ++row) {
+    start[row] = at;
+    for (int64_t i = 0; i < index.size(); ++i)
+      if (index.at(i) == row) order[at++] = i;
+  }
+  return workspace;
+}
+
+py::tuple run_replay_scatter(const py::array& src, const Array<int64_t>& index, int64_t num_rows,
+                             const std::string& dtype, const Options& options) {
+  CHECK(src.ndim() == 2 && src.shape(0) == index.size(), "src must be [rows, row], index [rows]");
+  py::array out = poisoned_like(src, {num_rows, src.shape(1)});
+  Array<int64_t> workspace = sorted_sources(index, num_rows);
+  GlobalMemory memory;
+  add_input(memory, "src", src);
+  add_input(memory, "workspace", workspace);
+  add_output(memory, "out", out);
+  Report report;
+  dispatch_replay_scatter({.src = src.data(),
+                           .index = index.data(),
+                           .out = out.mutable_data(),
+                           .num_src_rows = src.shape(0),
+                           .num_rows = num_rows,
+                           .src_stride = src.shape(1),
+                           .row_size = src.shape(1),
+                           .dtype = dtype_named(dtype),
+                           .workspace = workspace.mutable_data()},
+                          launcher(memory, options, report));
+  return py::make_tuple(out, report);
+}
+
+// lse and entropy of each row of `logits`, and the log-probs of the targets.
+py::tuple run_logits(const py::array& logits, const Array<int64_t>& target_row, const Array<int64_t>& target_token,
+                     const std::string& dtype, double temperature, double softcap, const Options& options) {
+  CHECK(logits.ndim() == 2, "logits must be [rows, vocabulary]");
+  const py::array like = dtype == "float64" ? py::array(Array<double>(1)) : py::array(Array<float>(1));
+  py::array lse = poisoned_like(Array<double>(1), {logits.shape(0)}), entropy = poisoned_like(like, {logits.shape(0)});
+  py::array logp = poisoned_like(like, {target_row.size()});
+  const LogitsParams rows = {.logits = const_cast<void*>(logits.data()),
+                             .dtype = dtype_named(dtype),
+                             .num_rows = logits.shape(0),
+                             .vocabulary = logits.shape(1),
+                             .row_stride = logits.shape(1),
+                             .temperature = temperature,
+                             .softcap = softcap,
+                             .lse = static_cast<double*>(lse.mutable_data()),
+                             .entropy = entropy.mutable_data()};
+  GlobalMemory memory;
+  add_input(memory, "logits", logits);
+  add_output(memory, "lse", lse);
+  add_output(memory, "entropy", entropy);
+  Report report;
+  dispatch_logits_row_stats(rows, launcher(memory, options, report));
+
+  GlobalMemory pick_memory;
+  add_input(pick_memory, "logits", logits);
+  add_input(pick_memory, "lse", lse);
+  add_input(pick_memory, "target_row", target_row);
+  add_input(pick_memory, "target_token", target_token);
+  add_output(pick_memory, "logp", logp);
+  Options pick_options = options;
+  pick_options.skip.clear();  // it has no synchronisation point
+  Report pick_report;
+  dispatch_logits_pick({.rows = rows,
+                        .target_row = target_row.data(),
+                        .target_token = target_token.data(),
+                        .num_targets = target_row.size(),
+                        .logp = logp.mutable_data()},
+                       launcher(pick_memory, pick_options, pick_report));
+  return py::make_tuple(lse, entropy, logp, report);
+}
+
+py::tuple run_tile_matmul(const Array<uint16_t>& a, const Array<uint16_t>& b, const std::string& dtype,
+                          bool transpose_b, const Options& options) {
+  TileMatmulParams p;
+  p.m = int(a.shape(0));
+  p.k = int(a.shape(1));
+  p.n = int(b.shape(transpose_b ? 0 : 1));
+  CHECK(b.shape(transpose_b ? 1 : 0) == p.k && p.n % 64 == 0 && p.k % 64 == 0, "n and k must be multiples of 64");
+  Array<float> out({py::ssize_t(p.m), py::ssize_t(p.n)});
+  std::memset(out.mutable_data(), 0xff, size_t(out.nbytes()));
+  p.a = a.data();
+  p.b = b.data();
+  p.out = out.mutable_data();
+  p.a_stride = p.k;
+  p.b_stride = int(b.shape(1));
+  GlobalMemory memory;
+  add_input(memory, "a", a);
+  add_input(memory, "b", b);
+  add_output(memory, "out", out);
+  Report report;
+  const auto run = [&](auto config) {
+    using Config = decltype(config);
+    const LaunchShape shape = {.blocks = (p.m + Config::kTile - 1) / Config::kTile,
+                               .blocks_y = p.n / Config::kTile,
+                               .threads = Config::kThreads,
+                               .shared_bytes = sizeof(typename Config::Smem)};
+    launcher(memory, options, report)(shape, &tile_matmul<Config>, p);
+  };
+  if (dtype_named(dtype) == DType::kBFloat16)
+    transpose_b ? run(TileMatmulConfig<bf16, true>()) : run(TileMatmulConfig<bf16, false>());
+  else
+    transpose_b ? run(TileMatmulConfig<fp16, true>()) : run(TileMatmulConfig<fp16, false>());
+  return py::make_tuple(out, report);
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& m) {
+  m.def("lse_merge", &run_lse_merge, py::arg("outs"), py::arg("lses"), py::arg("sinks"), py::arg("dtype"),
+        py::arg("options"));
+  m.def("replay_gather", &run_replay_gather, py::arg("src"), py::arg("index"), py::arg("options"));
+  m.def("replay_scatter", &run_replay_scatter, py::arg("src"), py::arg("index"), py::arg("num_rows"), py::arg("dtype"),
+        py::arg("options"));
+  m.def("logits", &run_logits, py::arg("logits"), py::arg("target_row"), py::arg("target_token"), py::arg("dtype"),
+        py::arg("temperature"), py::arg("softcap"), py::arg("options"));
+  m.def("tile_matmul", &run_tile_matmul, py::arg("a"), py::arg("b"), py::arg("dtype"), py::arg("transpose_b"),
+        py::arg("options"));
+}
+
+}  // namespace regrow::emulator

@@ -1,0 +1,83 @@
+#include <cstring>
+#include <map>
+
+#include "emulator/probes.cuh"
+#include "emulator/runs.h"
+#include "platform/check.h"
+
+namespace regrow::emulator {
+namespace {
+
+using Probe = void (*)(ProbeParams);
+
+const std::map<std::string, Probe>& probes_by_name() {
+#define PROBE(name)      \
+  {                      \
+    #name, &probes::name \
+  }
+  static const std::map<std::string, Probe> all = {
+      PROBE(reverse_by_block),
+      PROBE(reverse_by_warp),
+      PROBE(producer_consumer),
+      PROBE(copy_through_shared),
+      PROBE(shuffles),
+      PROBE(half_warp_shuffles),
+      PROBE(exponentials),
+      {"packing_bfloat16", &probes::packing<bf16>},
+      {"packing_float16", &probes::packing<fp16>},
+      PROBE(strided_stores),
+      PROBE(reads_unwritten_shared),
+      PROBE(race_with_right_result),
+      PROBE(shuffle_instead_of_barrier),
+      PROBE(warp_barrier_between_warps),
+      PROBE(global_race_in_block),
+      PROBE(two_blocks_write_one_address),
+      PROBE(reads_what_another_block_writes),
+      PROBE(writes_past_the_end),
+      PROBE(reads_past_the_end),
+      PROBE(writes_an_input),
+      PROBE(narrow_access),
+      PROBE(misaligned_global),
+      PROBE(index_past_shared_array),
+      PROBE(row_past_a_tile),
+      PROBE(more_shared_than_launched),
+      PROBE(misaligned_shared),
+      PROBE(copy_past_shared),
+      PROBE(divergent_barrier),
+      PROBE(barrier_without_returned_threads),
+      PROBE(barriers_in_opposite_order),
+      PROBE(arrival_left_over),
+      PROBE(named_barrier),
+      PROBE(divergent_collective),
+      PROBE(stuck_lanes),
+      PROBE(shuffle_outside_its_mask),
+      PROBE(overlapping_masks),
+      PROBE(shuffle_from_absent_lane),
+  };
+#undef PROBE
+  return all;
+}
+
+py::tuple run_probe(const std::string& name, const Array<float>& in, const Options& options, int num_blocks,
+                    int num_threads, int shared_bytes) {
+  CHECK(probes_by_name().contains(name), "no probe is called ", name);
+  CHECK(in.size() == kProbeThreads, "a probe reads ", kProbeThreads, " floats, got ", in.size());
+  Array<float> out(kProbeThreads);
+  std::memset(out.mutable_data(), 0xff, size_t(out.nbytes()));
+  GlobalMemory memory;
+  add_input(memory, "in", in);
+  add_output(memory, "out", out);
+  const LaunchShape shape = {.blocks = num_blocks, .threads = num_threads, .shared_bytes = shared_bytes};
+  Report report;
+  launcher(memory, options, report)(shape, probes_by_name().at(name), ProbeParams{in.data(), out.mutable_data()});
+  return py::make_tuple(out, report);
+}
+
+}  // namespace
+
+void bind_probes(py::module_& m) {
+  m.def("probe", &run_probe, py::arg("name"), py::arg("inputs"), py::arg("options"), py::arg("num_blocks") = 1,
+        py::arg("num_threads") = kProbeThreads, py::arg("shared_bytes") = kProbeThreads * 32 * int(sizeof(float)));
+}
+
+}  // namespace regrow::emulator

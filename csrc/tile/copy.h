@@ -1,0 +1,111 @@
+#pragma once
+
+// Moving 16 bytes at a time: asynchronous copies into shared tiles, and plain vectors.
+#include "platform/memory.h"
+#include "tile/shared_tile.h"
+
+namespace regrow {
+
+struct alignas(16) Vector16 {
+  uint32_t words[4];
+};
+
+DEVICE Vector16 load_global16(const void* address AND_CALL_SITE) {
+  Vector16 v;
+#if defined(__CUDACC__)
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+               : "l"(__cvta_generic_to_global(address))
+               : "memory");
+#else
+  emulator::access_global(address, 16, emulator::Access::kRead, site);
+  __builtin_memcpy(&v, address, 16);
+#endif
+  return v;
+}
+
+DEVICE void store_global16(void* address, const Vector16& v AND_CALL_SITE) {
+#if defined(__CUDACC__)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)), "r"(v.words[0]),
+               "r"(v.words[1]), "r"(v.words[2]), "r"(v.words[3])
+               : "memory");
+#else
+  emulator::access_global(address, 16, emulator::Access::kWrite, site);
+  __builtin_memcpy(address, &v, 16);
+#endif
+}
+
+// Neighbouring values that move together: 16 bytes of them, or one.
+template <class T, int kValues>
+struct Values {
+  static_assert(kValues == 1 || kValues * sizeof(T) == 16);
+  DEVICE T& operator[](int i) { return data[i]; }
+  DEVICE const T& operator[](int i) const { return data[i]; }
+  T data[kValues];
+};
+
+template <class T, int kValues>
+DEVICE Values<T, kValues> load_values(const T* from AND_CALL_SITE) {
+  if constexpr (kValues > 1)
+    return __builtin_bit_cast(Values<T, kValues>, load_global16(from AND_SITE));
+  else
+    return {{load_global(from AND_SITE)}};
+}
+
+template <class T, int kValues>
+DEVICE void store_values(T* to, const Values<T, kValues>& values AND_CALL_SITE) {
+  if constexpr (kValues > 1)
+    store_global16(to, __builtin_bit_cast(Vector16, values) AND_SITE);
+  else
+    store_global(to, values[0] AND_SITE);
+}
+
+// 16 bytes to `shared`, or 16 zeros where `real` is false (the source is then not read). Lands at any time before the
+// wait that covers it; other threads see it after that wait and a barrier.
+template <class T>
+DEVICE void copy_async16(T* shared, const T* global, bool real AND_CALL_SITE) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(__cvta_generic_to_global(global)), "r"(real ? 16 : 0)
+               : "memory");
+#else
+  emulator::copy_async(shared, global, real, site);
+#endif
+}
+
+// The calling thread's copies since its last commit become one group.
+DEVICE void commit_copies(CALL_SITE) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  emulator::commit_copies(site);
+#endif
+}
+
+// Waits until at most kPending of the calling thread's groups, the newest, are under way.
+template <int kPending>
+DEVICE void wait_copies(CALL_SITE) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#else
+  emulator::wait_copies(kPending, site);
+#endif
+}
+
+// Rows [0, num_rows) of a [*, kColumns] array into a tile by kThreads threads, zeros in the tile's other rows.
+template <int kThreads, class T, int kRows, int kColumns>
+DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, const T* global, int64_t row_stride,
+                            int num_rows AND_CALL_SITE) {
+  constexpr int kChunks = kColumns / 8;
+  static_assert(kRows * kChunks % kThreads == 0);
+  UNROLL
+  for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
+    const int at = i * kThreads + thread_index();
+    const int row = at / kChunks, column = at % kChunks * 8;
+    const bool real = row < num_rows;
+    const T* source = global + (real ? row * row_stride + column : 0);
+    copy_async16(tile.chunk(row, column), source, real AND_SITE);
+  }
+}
+
+}  // namespace regrow

@@ -1,0 +1,71 @@
+"""The emulator's module, from the build folder, and the ways in which every kernel must give the same bits."""
+
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Forward and reverse, and one order that no loop would produce; copies land as early or as late as they may.
+WAYS = [
+    {"order": order, "landing": landing, "seed": 1}
+    for order in ("forward", "reverse", "shuffled")
+    for landing in ("issue", "wait")
+]
+
+
+def _load():
+    path = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+    path /= "regrow_emulator" + sysconfig.get_config_var("EXT_SUFFIX")
+    assert path.exists(), f"{path} is missing: build it with `make build`"
+    spec = importlib.util.spec_from_file_location("regrow_emulator", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def emulator():
+    return _load()
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way['order']}-{way['landing']}")
+def options(request, emulator):
+    """Each way to run, in turn."""
+    return emulator.Options(**request.param)
+
+
+@pytest.fixture
+def every_way(emulator):
+    """Runs `run(options) -> (*arrays, report)` in every way, asserts equal bits and returns the first result."""
+
+    def run_all(run):
+        results = [run(emulator.Options(**way)) for way in WAYS]
+        for way, result in zip(WAYS, results, strict=True):
+            for array, first in zip(result[:-1], results[0][:-1], strict=True):
+                assert array.tobytes() == first.tobytes(), f"{way} gives other bits than {WAYS[0]}"
+        return results[0]
+
+    return run_all
+
+
+@pytest.fixture
+def assert_each_sync_point_matters(emulator):
+    """Skips each synchronisation point of `run` in turn: every way of running must fail.
+
+    A result may still be right: what is asked is that the emulator reports what is wrong with the program.
+    """
+
+    def check(run):
+        points = list(run(emulator.Options())[-1].sync_points)
+        assert points, "the kernel has no synchronisation point"
+        for point in points:
+            for way in WAYS:
+                with pytest.raises(emulator.Failure, match=r"race|deadlock|nobody waited"):
+                    run(emulator.Options(skip=point, **way))
+        return points
+
+    return check

@@ -1,0 +1,161 @@
+"""Each kernel: the same bits in every order of threads and copies, and the CPU backend's numbers."""
+
+import numpy as np
+import pytest
+import torch
+
+import regrow
+from accuracy import assert_accurate
+
+SIXTEEN_BIT = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+NAMES = {torch.float64: "float64", torch.float32: "float32", torch.int32: "int32", torch.uint8: "uint8", **SIXTEEN_BIT}
+
+
+def to_numpy(tensor):
+    return (tensor.view(torch.uint16) if tensor.dtype in SIXTEEN_BIT else tensor).numpy()
+
+
+def to_torch(array, dtype):
+    return torch.from_numpy(array).view(dtype) if dtype in SIXTEEN_BIT else torch.from_numpy(array)
+
+
+def sixteen_bits(shape, dtype, generator):
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT, ids=SIXTEEN_BIT.get)
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("m, n, k", [(64, 64, 64), (100, 64, 192), (1, 128, 128)])  # rows beyond m are zeros
+def test_tile_matmul(m, n, k, transpose_b, dtype, emulator, every_way, generator):
+    a = sixteen_bits((m, k), dtype, generator)
+    b = sixteen_bits((n, k) if transpose_b else (k, n), dtype, generator)
+    out, report = every_way(
+        lambda options: emulator.tile_matmul(to_numpy(a), to_numpy(b), SIXTEEN_BIT[dtype], transpose_b, options)
+    )
+    b_columns = b.T if transpose_b else b
+    assert_accurate(torch.from_numpy(out), a.float() @ b_columns.float(), a.double() @ b_columns.double())
+    assert report.bank_conflicts == 0
+    tiles = -(-m // 64) * (n // 64) * (k // 64)
+    assert report.async_copies == tiles * 2 * 512
+    assert report.instructions == {"ldmatrix": tiles * 4 * 4 * 5, "mma": tiles * 4 * 4 * 8}
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_each_sync_point_of_tile_matmul_matters(transpose_b, emulator, assert_each_sync_point_matters, generator):
+    a, b = (to_numpy(sixteen_bits((64, 192), torch.bfloat16, generator)) for _ in range(2))
+    b = b if transpose_b else np.ascontiguousarray(b.T)
+    points = assert_each_sync_point_matters(
+        lambda options: emulator.tile_matmul(a, b, "bfloat16", transpose_b, options)
+    )
+    kinds = [point.split()[1] for point in points]
+    assert kinds == ["commit_copies", "commit_copies", "wait_copies", "sync_block", "sync_block"]
+
+
+# Partials, queries, heads, columns: one row; rows of a block left over; columns past one pass of a warp, odd columns.
+MERGES = [(1, 1, 1, 8), (3, 5, 2, 64), (2, 3, 3, 132), (4, 2, 2, 7)]
+
+
+@pytest.mark.parametrize("shape", MERGES, ids=str)
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=NAMES.get)
+def test_lse_merge(shape, with_sinks, dtype, emulator, every_way, generator):
+    partials, queries, heads, _ = shape
+    outs = torch.randn(shape, dtype=dtype, generator=generator)
+    lses = 4 * torch.randn((partials, heads, queries), dtype=dtype, generator=generator)
+    lses[torch.rand(lses.shape, generator=generator) < 0.3] = -torch.inf
+    outs[(lses == -torch.inf).transpose(1, 2)] = torch.nan  # what saw no key may hold anything
+    sinks = torch.randn(heads, dtype=dtype, generator=generator) if with_sinks else None
+
+    sinks_array = sinks.numpy() if with_sinks else None
+    out, lse, _ = every_way(
+        lambda options: emulator.lse_merge(outs.numpy(), lses.numpy(), sinks_array, NAMES[dtype], options)
+    )
+    wide = [None if x is None else x.double() for x in (outs, lses, sinks)]
+    for ours, cpu, oracle in zip((out, lse), regrow.lse_merge(outs, lses, sinks), regrow.lse_merge(*wide), strict=True):
+        assert_accurate(torch.from_numpy(ours), cpu, oracle)
+
+
+def test_lse_merge_keeps_infinities_and_nan(emulator, every_way):
+    inf, nan = torch.inf, torch.nan
+    lses = torch.tensor([[-inf, inf, nan, 1.0], [-inf, 0.0, 0.0, nan]]).reshape(2, 1, 4)
+    outs = torch.ones(2, 4, 1, 8)
+    out, lse, _ = every_way(lambda options: emulator.lse_merge(outs.numpy(), lses.numpy(), None, "float32", options))
+    cpu_out, cpu_lse = regrow.lse_merge(outs, lses)
+    np.testing.assert_array_equal(lse, cpu_lse.numpy())
+    np.testing.assert_array_equal(out, cpu_out.numpy())
+
+
+# Rows of 16-byte units, of 4-byte units, of bytes; rows longer than one pass of a block; rows that are slices.
+GATHERS = [
+    (torch.bfloat16, 64, 0),
+    (torch.float32, 3, 0),
+    (torch.uint8, 13, 0),
+    (torch.bfloat16, 33, 0),
+    (torch.float32, 4100, 0),
+    (torch.float32, 8, 4),
+]
+
+
+@pytest.mark.parametrize("dtype, width, gap", GATHERS, ids=str)
+def test_replay_gather(dtype, width, gap, emulator, every_way, generator):
+    src = torch.randint(0, 100, (11, width + gap), generator=generator).to(dtype)[:, :width]
+    index = torch.randint(11, (19,), generator=generator)
+    out, _ = every_way(lambda options: emulator.replay_gather(to_numpy(src), index.numpy(), options))
+    assert torch.equal(to_torch(out, dtype), regrow.replay_gather(src, index))
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)
+@pytest.mark.parametrize("width, num_rows", [(1, 1), (130, 7), (64, 40)])  # one row of all; several each; rows of none
+def test_replay_scatter(dtype, width, num_rows, emulator, every_way, generator):
+    src = 50 * torch.randn((24, width), generator=generator).abs()
+    src = src.to(dtype)
+    index = torch.randint(num_rows, (24,), generator=generator)
+    out, _ = every_way(
+        lambda options: emulator.replay_scatter(to_numpy(src), index.numpy(), num_rows, NAMES[dtype], options)
+    )
+    assert torch.equal(to_torch(out, dtype), regrow.replay_scatter(src, index, num_rows))
+
+
+# Rows of 16 bytes together and of single values; fewer values than threads, more than one round of them.
+@pytest.mark.parametrize("vocabulary", [3, 40, 517, 4160])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=NAMES.get)
+def test_logits_rows(vocabulary, softcap, dtype, emulator, every_way, generator):
+    logits = (5 * torch.randn((3, vocabulary), generator=generator)).to(dtype)
+    logits[1, 0] = -torch.inf
+    row, token = torch.randint(3, (300,), generator=generator), torch.randint(vocabulary, (300,), generator=generator)
+    targets = (row.numpy(), token.numpy(), NAMES[dtype], 0.7, softcap)
+    *ours, _ = every_way(lambda options: emulator.logits(to_numpy(logits), *targets, options))
+
+    def on_cpu(x):
+        lse, entropy = torch.ops.regrow.logits_row_stats(x, 0.7, softcap or None)
+        return lse, entropy, torch.ops.regrow.logits_pick(x, lse, row, token, 0.7, softcap or None)
+
+    for kernel, cpu, oracle in zip(ours, on_cpu(logits), on_cpu(logits.double()), strict=True):
+        assert_accurate(torch.from_numpy(kernel), cpu, oracle)
+
+
+def test_logits_rows_keep_infinities_and_nan(emulator, every_way, generator):
+    logits = torch.randn((3, 40), generator=generator)
+    logits[0, 7], logits[1, 33], logits[2] = torch.nan, torch.inf, -torch.inf
+    index = np.zeros(1, np.int64)
+    lse, entropy, *_ = every_way(
+        lambda options: emulator.logits(logits.numpy(), index, index, "float32", 1.0, 0.0, options)
+    )
+    cpu_lse, cpu_entropy = torch.ops.regrow.logits_row_stats(logits, 1.0, None)
+    np.testing.assert_array_equal(lse, cpu_lse.numpy())
+    np.testing.assert_array_equal(entropy, cpu_entropy.numpy())
+
+
+def test_each_barrier_of_logits_rows_matters(emulator, assert_each_sync_point_matters, generator):
+    logits, index = torch.randn((1, 520), generator=generator).numpy(), np.zeros(1, np.int64)
+    points = assert_each_sync_point_matters(
+        lambda options: emulator.logits(logits, index, index, "float32", 1.0, 0.0, options)
+    )
+    assert len(points) == 3
+
+
+def test_index_out_of_range_is_seen(emulator, options):
+    src, index = np.zeros((4, 8), np.float32), np.array([0, 4])
+    with pytest.raises(emulator.Failure, match=r"out of bounds: reads 16 bytes at byte 128 of src, which has 128"):
+        emulator.replay_gather(src, index, options)
