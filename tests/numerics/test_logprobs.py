@@ -223,7 +223,6 @@ def test_rows_of_wider_logits(isa, generator):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_for_any_number_of_threads(num_threads, dtype, generator):
-    # The row kernels; torch's matmul makes no such promise.
     logits = torch.randn(67, 5003, generator=generator).to(dtype)
     row = torch.randint(67, (3000,), generator=generator)
     token = torch.randint(5003, (3000,), generator=generator)
@@ -248,3 +247,17 @@ def test_no_tensor_of_all_logits_exists():
         logp.sum().backward()
     largest = max(event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
     assert largest <= CHUNK_BYTES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_public_log_probs_have_the_same_bits_for_any_number_of_threads(num_threads, dtype, generator):
+    hidden, weight = (torch.randn(n, 72, generator=generator).to(dtype).requires_grad_() for n in (300, 700))
+    row, token = torch.randint(300, (400,), generator=generator), torch.randint(700, (400,), generator=generator)
+    results = []
+    for threads in (1, 2, 3):
+        num_threads(threads)
+        logp, entropy = regrow.row_logprobs(hidden, weight, row, token)
+        gradients = torch.autograd.grad(logp.sum() + entropy.sum(), (hidden, weight))
+        results.append((logp, entropy, *gradients))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
