@@ -21,7 +21,8 @@ constexpr int kNumBarriersOfBlock = 16;
 struct Copy {
   void* shared;
   const void* global;  // null: zeros
-  uint32_t number;     // of the thread's copies
+  int bytes;
+  uint32_t number;  // of the thread's copies
 };
 
 enum class State { kReady, kWaiting, kReturned };
@@ -78,7 +79,7 @@ class Block {
   bool skips(const char* what, Site site);
   void sync_warp(uint32_t lanes, Site site);
   void barrier(const char* what, int id, int num_threads, bool wait, Site site);
-  void copy_async(void* shared, const void* global, bool real, Site site);
+  void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
   void commit_copies();
   void wait_copies(int num_pending);
   void collective(const char* name, uint32_t lanes, void* operands, void (*body)(void* const*), Site site);

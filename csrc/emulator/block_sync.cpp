@@ -90,19 +90,19 @@ namespace {
 
 void land(const Copy& copy) {
   if (copy.global)
-    std::memcpy(copy.shared, copy.global, 16);
+    std::memcpy(copy.shared, copy.global, copy.bytes);
   else
-    std::memset(copy.shared, 0, 16);
+    std::memset(copy.shared, 0, copy.bytes);
 }
 
 }  // namespace
 
-void Block::copy_async(void* shared, const void* global, bool real, Site site) {
-  if (real) access_global(global, 16, Access::kRead, site);
-  access_shared(thread_, shared, 16, Access::kWrite, site, true);
-  tally_banks(shared, 16, site);
+void Block::copy_async(void* shared, const void* global, int bytes, bool real, Site site) {
+  if (real) access_global(global, bytes, Access::kRead, site);
+  access_shared(thread_, shared, bytes, Access::kWrite, site, true);
+  tally_banks(shared, bytes, site);
   ++report_.async_copies;
-  const Copy copy = {shared, real ? global : nullptr, clocks_.copies_issued(thread_)};
+  const Copy copy = {shared, real ? global : nullptr, bytes, clocks_.copies_issued(thread_)};
   if (options_.landing == Landing::kIssue) land(copy);
   threads_[thread_].issued.push_back(copy);
 }

@@ -53,8 +53,8 @@ void named(const char* what, int barrier, int num_threads, bool wait, Site site)
 void sync_named(int barrier, int num_threads, Site site) { named("sync_named", barrier, num_threads, true, site); }
 void arrive_named(int barrier, int num_threads, Site site) { named("arrive_named", barrier, num_threads, false, site); }
 
-void copy_async(void* shared, const void* global, bool real, Site site) {
-  Block::current().copy_async(shared, global, real, site);
+void copy_async(void* shared, const void* global, int bytes, bool real, Site site) {
+  Block::current().copy_async(shared, global, bytes, real, site);
 }
 
 void commit_copies(Site site) {

@@ -36,8 +36,8 @@ void sync_warp(uint32_t lanes, Site site);
 void sync_named(int barrier, int num_threads, Site site);
 void arrive_named(int barrier, int num_threads, Site site);
 
-// 16 bytes from global to shared memory, zeros where not `real`; groups are the calling thread's own.
-void copy_async(void* shared, const void* global, bool real, Site site);
+// `bytes` from global to shared memory, zeros where not `real`; groups are the calling thread's own.
+void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
 void commit_copies(Site site);
 void wait_copies(int num_pending, Site site);
 
