@@ -13,13 +13,12 @@ void* shared_memory(int64_t bytes) { return Block::current().shared_memory(bytes
 
 void access_shared(const void* address, int bytes, Access access, Site site) {
   Block& block = Block::current();
-  block.access_shared(block.thread(), address, bytes, access, site);
+  block.access_shared(uint32_t(1) << block.thread() % kWarpLanes, address, bytes, access, site);
   block.tally_banks(address, bytes, site);
 }
 
-void check_shared_of_lane(int lane, const void* address, int bytes, Access access, Site site) {
-  Block& block = Block::current();
-  block.access_shared(block.thread() / kWarpLanes * kWarpLanes + lane, address, bytes, access, site);
+void check_shared_of_lanes(uint32_t lanes, const void* address, int bytes, Access access, Site site) {
+  Block::current().access_shared(lanes, address, bytes, access, site);
 }
 
 void access_global(const void* address, int bytes, Access access, Site site) {

@@ -22,9 +22,10 @@ void* shared_memory(int64_t bytes);
 
 enum class Access { kRead, kWrite };
 
-// Bounds, alignment (to `bytes`) and races. The first also counts the bank conflicts of the warp's access.
+// Bounds, alignment (to `bytes`, a power of two) and races. The first also counts the bank conflicts of the warp's
+// access; the second speaks for some lanes of the warp, who access the place together.
 void access_shared(const void* address, int bytes, Access access, Site site);
-void check_shared_of_lane(int lane, const void* address, int bytes, Access access, Site site);
+void check_shared_of_lanes(uint32_t lanes, const void* address, int bytes, Access access, Site site);
 void access_global(const void* address, int bytes, Access access, Site site);
 
 // Bank conflicts of lanes that access memory together: one for each further cycle.
