@@ -1,6 +1,6 @@
 #pragma once
 
-// Moving 16 bytes at a time: asynchronous copies into shared tiles, and plain vectors.
+// Asynchronous copies into shared memory, and plain loads and stores of 16 bytes at a time.
 #include "platform/memory.h"
 #include "tile/shared_tile.h"
 
@@ -60,8 +60,8 @@ DEVICE void store_values(T* to, const Values<T, kValues>& values AND_CALL_SITE) 
     store_global(to, values[0] AND_SITE);
 }
 
-// 16 bytes to `shared`, or 16 zeros where `real` is false (the source is then not read). Lands at any time before the
-// wait that covers it; other threads see it after that wait and a barrier.
+// 16 bytes to `shared`, past the L1 cache, or 16 zeros where `real` is false (the source is then not read). Lands at
+// any time before the wait that covers it; other threads see it after that wait and a barrier.
 template <class T>
 DEVICE void copy_async16(T* shared, const T* global, bool real AND_CALL_SITE) {
 #if defined(__CUDACC__)
@@ -69,7 +69,20 @@ DEVICE void copy_async16(T* shared, const T* global, bool real AND_CALL_SITE) {
                "l"(__cvta_generic_to_global(global)), "r"(real ? 16 : 0)
                : "memory");
 #else
-  emulator::copy_async(shared, global, real, site);
+  emulator::copy_async(shared, global, 16, real, site);
+#endif
+}
+
+// The same for one value of 4 or 8 bytes, through the L1 cache: the hardware has no other way for these.
+template <class T>
+DEVICE void copy_async(T* shared, const T* global, bool real AND_CALL_SITE) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "16 bytes have copy_async16, and fewer than 4 have no instruction");
+#if defined(__CUDACC__)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(uint32_t(__cvta_generic_to_shared(shared))),
+               "l"(__cvta_generic_to_global(global)), "n"(int(sizeof(T))), "r"(real ? int(sizeof(T)) : 0)
+               : "memory");
+#else
+  emulator::copy_async(shared, global, sizeof(T), real, site);
 #endif
 }
 
