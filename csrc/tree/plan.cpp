@@ -42,15 +42,36 @@ SummaryTree<Summary> summarize_tiles(const Rectangle& r, int64_t rows, int64_t t
 
 // For each of `num_lists` tiles, the tiles of the other side that are not empty against it.
 template <class Tree, class Classify>
-Pieces pieces_of(int64_t num_lists, const Tree& others, const TileShape& tiles, const Classify& classify_against) {
+RunLists lists_of(int64_t num_lists, const Tree& others, const Classify& classify_against) {
   RunLists lists;
   for (int64_t tile = 0; tile < num_lists; ++tile) {
     lists.start_list();
     others.for_each_run([&](const auto& node) { return classify_against(tile, node); },
                         [&](int64_t begin, int64_t end, TileClass c) { lists.append(begin, end, c); });
   }
-  return cut_into_shares(lists, tiles);
+  return lists;
 }
+
+// The tiles of a rectangle, summed up, and who meets whom.
+struct Summaries {
+  Summaries(const Rectangle& r, const TileShape& tiles)
+      : queries(summarize_tiles<QuerySummary>(r, r.num_queries, tiles.queries, summarize_queries)),
+        keys(summarize_tiles<KeySummary>(r, r.num_keys, tiles.keys, summarize_keys)) {}
+
+  RunLists forward_lists(int64_t window) const {
+    return lists_of(queries.num_leaves(), keys, [&](int64_t tile, const KeySummary& node) {
+      return classify(queries.leaf(tile), node, window);
+    });
+  }
+  RunLists backward_lists(int64_t window) const {
+    return lists_of(keys.num_leaves(), queries, [&](int64_t tile, const QuerySummary& node) {
+      return classify(node, keys.leaf(tile), window);
+    });
+  }
+
+  SummaryTree<QuerySummary> queries;
+  SummaryTree<KeySummary> keys;
+};
 
 struct ForwardWork {
   std::vector<ForwardItem> items;  // longest first
@@ -147,16 +168,19 @@ TileShape cpu_tiles(int64_t query_heads, int64_t kv_heads) {
   return {queries, 128, 64, 16};
 }
 
+int64_t count_forward_tiles(const Rectangle& r, TileShape tiles) {
+  check_rectangle(r);
+  const RunLists lists = Summaries(r, tiles).forward_lists(r.window);
+  int64_t total = 0;
+  for (const TileRun& run : lists.runs()) total += run.end - run.begin;
+  return total;
+}
+
 std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {
   check_rectangle(r);
-  const auto queries = summarize_tiles<QuerySummary>(r, r.num_queries, tiles.queries, summarize_queries);
-  const auto keys = summarize_tiles<KeySummary>(r, r.num_keys, tiles.keys, summarize_keys);
-  const Pieces forward = pieces_of(queries.num_leaves(), keys, tiles, [&](int64_t tile, const KeySummary& node) {
-    return classify(queries.leaf(tile), node, r.window);
-  });
-  const Pieces backward = pieces_of(keys.num_leaves(), queries, tiles, [&](int64_t tile, const QuerySummary& node) {
-    return classify(node, keys.leaf(tile), r.window);
-  });
+  const Summaries s(r, tiles);
+  const Pieces forward = cut_into_shares(s.forward_lists(r.window), tiles);
+  const Pieces backward = cut_into_shares(s.backward_lists(r.window), tiles);
   const ForwardWork work = forward_work(forward);
   const std::vector<BackwardItem> items = backward_items(backward);
   const SeenKeys seen = seen_keys(r, ceil_div(r.num_keys, tiles.keys) * tiles.keys);

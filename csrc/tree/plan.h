@@ -81,6 +81,7 @@ class PlanView {
   PlanView() = default;
   explicit PlanView(const int32_t* words) : words_(words) {}
 
+  const int32_t* words() const { return words_; }
   const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(words_); }
   const ForwardItem* forward_items() const { return at<ForwardItem>(header().forward_items); }
   const TileRun* forward_runs() const { return at<TileRun>(header().forward_runs); }
@@ -109,5 +110,8 @@ class PlanView {
 // In O(tokens + tiles + runs * log(tiles)). Throws std::invalid_argument for a rectangle that leaves the axis, a
 // query_index that is not ascending, or more tokens than an int32 counts.
 std::vector<int32_t> build_plan(const Rectangle& rectangle, TileShape tiles);
+
+// The pairs of tiles that the forward of that plan computes.
+int64_t count_forward_tiles(const Rectangle& rectangle, TileShape tiles);
 
 }  // namespace regrow
