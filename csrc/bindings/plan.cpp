@@ -1,12 +1,13 @@
 #include "tree/plan.h"
 
-#include "kernels/attention_plan.h"
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstring>
 #include <optional>
+
+#include "kernels/attention_plan.h"
 
 namespace py = pybind11;
 
@@ -51,8 +52,8 @@ py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end, const 
                                     const OptionalIndex& query_index, int64_t query_start, int64_t num_queries,
                                     int64_t key_start, int64_t num_keys, int64_t window, int64_t query_heads,
                                     int64_t kv_heads) {
-  const Rectangle r = rectangle_of(subtree_end, position_ids, query_index, query_start, num_queries, key_start,
-                                   num_keys, window);
+  const Rectangle r =
+      rectangle_of(subtree_end, position_ids, query_index, query_start, num_queries, key_start, num_keys, window);
   return to_numpy(without_gil([&] { return build_plan(r, cpu_tiles(query_heads, kv_heads)); }));
 }
 
@@ -61,8 +62,8 @@ std::pair<int, py::array_t<int32_t>> build_plan_for_cuda(
     const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids, const OptionalIndex& query_index,
     int64_t query_start, int64_t num_queries, int64_t key_start, int64_t num_keys, int64_t window, int64_t query_heads,
     int64_t kv_heads, int64_t head_dim, int compute_capability, int multiprocessors, int rows) {
-  const Rectangle r = rectangle_of(subtree_end, position_ids, query_index, query_start, num_queries, key_start,
-                                   num_keys, window);
+  const Rectangle r =
+      rectangle_of(subtree_end, position_ids, query_index, query_start, num_queries, key_start, num_keys, window);
   const CudaPlanRequest request = {query_heads, kv_heads, head_dim, compute_capability, multiprocessors, rows};
   const CudaPlan plan = without_gil([&] { return build_cuda_plan(r, request); });
   return {plan.rows, to_numpy(plan.words)};

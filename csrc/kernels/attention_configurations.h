@@ -28,7 +28,7 @@ struct ForwardConfiguration {
 inline constexpr ForwardConfiguration kForwardConfigurations[] = {
     // Training and prefill: 32 rows a warp, so that each operand that ldmatrix loads serves two products; with 16 it
     // would take as long as mma.
-    {64, 128, 4, 3},   // registers: out 64, scores 64
+    {64, 128, 4, 2},   // registers: out 64, scores 64; with three blocks it spills
     {128, 128, 4, 2},  // out 128, scores 64
     // Verification (16 draft tokens of a group of 4, say): no products with padding, more bytes under way.
     {64, 64, 4, 4},   // out 32, scores 32
@@ -37,7 +37,7 @@ inline constexpr ForwardConfiguration kForwardConfigurations[] = {
     // Decoding: the tokens of a group fill one warp's 16 rows, so the warps share the keys.
     {64, 16, 1, 4},   // out 32, scores 8
     {128, 16, 1, 4},  // out 64, scores 8
-    {256, 16, 1, 3},  // out 128, scores 8
+    {256, 16, 1, 2},  // out 128, scores 8; with three blocks it spills
 };
 
 // The head dim of the table that holds this one; 0 if none does.
@@ -82,7 +82,8 @@ inline constexpr DeviceClass kDeviceClasses[] = {
 constexpr const DeviceClass& device_class(int compute_capability, int multiprocessors) {
   const DeviceClass* found = &kDeviceClasses[0];
   for (const DeviceClass& c : kDeviceClasses)
-    if (compute_capability >= c.compute_capability && (!c.max_multiprocessors || multiprocessors <= c.max_multiprocessors))
+    if (compute_capability >= c.compute_capability &&
+        (!c.max_multiprocessors || multiprocessors <= c.max_multiprocessors))
       found = &c;
   return *found;
 }

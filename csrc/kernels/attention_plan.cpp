@@ -33,7 +33,8 @@ CudaPlan build_cuda_plan(const Rectangle& r, const CudaPlanRequest& request) {
     if (c.head_dim != head_dim || (request.rows && request.rows != c.rows)) continue;
     const TileShape tiles = cuda_tiles(request.query_heads, request.kv_heads, c.rows, request.multiprocessors);
     const int64_t heads = heads_of_tile(request.query_heads / request.kv_heads, c.rows);
-    const double clocks = double(count_forward_tiles(r, tiles)) * double(request.query_heads / heads) * tile_clocks(c, device);
+    const double clocks =
+        double(count_forward_tiles(r, tiles)) * double(request.query_heads / heads) * tile_clocks(c, device);
     if (best && clocks >= fewest) continue;
     best = &c;
     best_tiles = tiles;

@@ -6,32 +6,7 @@
 
 namespace regrow {
 
-inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
-
-// A score in units of log2, what exp2 is taken of: score * scale, or softcap * tanh(score * scale / softcap).
-struct ScoreScale {
-  float log2;
-  float over_cap, cap_log2;  // 0 without a softcap
-
-  DEVICE explicit ScoreScale(const AttentionParams& p)
-      : log2(float(p.scale * 1.4426950408889634)),
-        over_cap(p.softcap != 0 ? float(2 * 1.4426950408889634 * p.scale / p.softcap) : 0),
-        cap_log2(float(p.softcap * 1.4426950408889634)) {}
-
-  template <int kRowBlocks, int kBlocks>
-  DEVICE void apply(FragmentC (&scores)[kRowBlocks][kBlocks]) const {
-    UNROLL
-    for (int b = 0; b < kRowBlocks; ++b) {
-      UNROLL
-      for (int n = 0; n < kBlocks; ++n) {
-        UNROLL
-        for (float& x : scores[b][n].values)
-          // tanh(y) = 1 - 2 / (e^2y + 1), exact at both ends.
-          x = cap_log2 != 0 ? cap_log2 * (1 - 2 * reciprocal_approximate(exp2_approximate(x * over_cap) + 1)) : x * log2;
-      }
-    }
-  }
-};
+inline constexpr float kLn2 = 0.69314718f;
 
 // Two neighbouring columns.
 struct alignas(8) Pair {
@@ -56,10 +31,8 @@ DEVICE void join_key_warps(OnlineSoftmax<1>& softmax, FragmentC (&out)[1][Config
                            typename Config::Smem& smem) {
   using Results = WarpResults<Config::kKeyWarps, Config::kRows, Config::kHeadDim>;
   Results& results = smem.results;
-  const int key_warp = warp_index() / Config::kRowWarps;
-  const auto row_of = [&](int half) {
-    return warp_index() % Config::kRowWarps * 16 + 8 * half + lane_index() / 4;
-  };
+  const int key_warp = Config::key_warp();
+  const auto row_of = [&](int half) { return Config::first_row() + row_of_value(2 * half); };
   sync_block();  // nobody reads the last values, whose memory this is
   UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -129,68 +102,75 @@ struct Slots {
   }
 };
 
-// Normalises the rows of a tile, and writes them to out and lse, or to a slot.
+// Writes the columns of a thread to fp32 rows, a quad 32 bytes together.
+template <int kBlocks>
+DEVICE void store_wide(float* to, const FragmentC (&out)[kBlocks], int half, float factor, int num_columns) {
+  UNROLL
+  for (int n = 0; n < kBlocks; ++n)
+    if (8 * n < num_columns)
+      store_global(reinterpret_cast<Pair*>(to + 8 * n) + lane_index() % 4,
+                   Pair{out[n].values[2 * half] * factor, out[n].values[2 * half + 1] * factor});
+}
+
+// Normalises the rows of a tile, and writes them to out and lse, or to a slot. The warp's columns start at
+// first_column.
 template <class Config, int kBlocks>
-DEVICE void store_rows(const AttentionForwardParams& p, const ForwardTiling& tiling, const QueryTile& queries, int slot,
-                       int unit, const OnlineSoftmax<Config::kRowBlocks>& softmax,
-                       FragmentC (&out)[Config::kRowBlocks][kBlocks], typename Config::Smem& smem) {
+DEVICE void store_rows(const AttentionForwardParams& p, const ForwardTiling& tiling, const ForwardItem& item, int unit,
+                       const OnlineSoftmax<Config::kRowBlocks>& softmax,
+                       const FragmentC (&out)[Config::kRowBlocks][kBlocks], typename Config::Smem& smem) {
   using T = typename Config::T;
-  const int first_row = warp_index() % Config::kRowWarps * (16 * Config::kRowBlocks);
-  const int first_column = warp_index() / Config::kRowWarps * (8 * kBlocks);
+  const QueryTile queries(p, tiling, item.query_tile, unit);
+  const int first_row = Config::first_row(), first_column = Config::key_warp() * (8 * kBlocks);
   const Slots slots(p, tiling);
-  const bool wide = slot >= 0 || p.out_dtype == DType::kFloat32;
+  const bool wide = item.slot >= 0 || p.out_dtype == DType::kFloat32;
   UNROLL
   for (int b = 0; b < Config::kRowBlocks; ++b) {
     UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row + 16 * b + 8 * half + lane_index() / 4;
+      const int row = first_row + 16 * b + row_of_value(2 * half);
       const float sum = quad_sum(softmax.sum[b][half]);
-      if (!queries.has(row)) continue;
-      const int64_t query = queries.query(row);
-      const int head = queries.head(row);
       // A NaN score has a weight, though it is no maximum.
       float lse = sum == 0 ? -INFINITY : (softmax.reference[b][half] + std::log2(sum)) * kLn2;
       float factor = sum == 0 ? 0 : 1 / sum;
-      if (slot < 0) factor *= admit_sink(p, head, lse);
-      const int64_t slot_row = Slots::row(tiling, slot, unit, row);
-      if (first_column == 0 && lane_index() % 4 == 0)
-        store_global(slot >= 0 ? slots.lse + slot_row
-                               : static_cast<float*>(p.lse) + head * p.rectangle.num_queries + query,
-                     lse);
-      float* to = slot >= 0 ? slots.out + slot_row * p.value_dim
-                            : static_cast<float*>(p.out) + (query * p.query_heads + head) * p.value_dim;
-      UNROLL
-      for (int n = 0; n < kBlocks; ++n) {
-        const int column = first_column + 8 * n;
-        const float first = out[b][n].values[2 * half] * factor, second = out[b][n].values[2 * half + 1] * factor;
-        if (column >= p.value_dim) continue;
-        if (wide)
-          store_global(reinterpret_cast<Pair*>(to + column) + lane_index() % 4, Pair{first, second});
-        else
-          store_pair(smem.q, row, column + lane_index() % 4 * 2, pack<T>(first, second));
+      const bool stores_lse = first_column == 0 && lane_index() % 4 == 0;
+      if (!wide) {
+        if (queries.has(row)) {
+          factor *= admit_sink(p, queries.head(row), lse);
+          if (stores_lse) store_global(queries.lse_of(p, row), lse);
+        }
+        UNROLL
+        for (int n = 0; n < kBlocks; ++n)
+          store_pair(smem.q, row, first_column + 8 * n + column_of_value(0),
+                     pack<T>(out[b][n].values[2 * half] * factor, out[b][n].values[2 * half + 1] * factor));
+      } else if (queries.has(row)) {
+        const int64_t slot_row = Slots::row(tiling, item.slot, unit, row);
+        if (item.slot < 0) factor *= admit_sink(p, queries.head(row), lse);
+        if (stores_lse) store_global(item.slot < 0 ? queries.lse_of(p, row) : slots.lse + slot_row, lse);
+        float* to = item.slot < 0 ? queries.out_of<float>(p, row) : slots.out + slot_row * p.value_dim;
+        store_wide(to + first_column, out[b], half, factor, p.value_dim - first_column);
       }
     }
   }
   if (wide) return;
   sync_warp();  // each warp stores what it wrote
+  NO_UNROLL
   for (int at = lane_index(); at < 16 * Config::kRowBlocks * kBlocks; at += kWarpLanes) {
     const int row = first_row + at / kBlocks, column = first_column + at % kBlocks * 8;
-    if (!queries.has(row) || column >= p.value_dim) continue;
-    T* to = static_cast<T*>(p.out) + (queries.query(row) * p.query_heads + queries.head(row)) * p.value_dim;
-    store_global16(to + column, load_chunk(smem.q, row, column));
+    if (queries.has(row) && column < p.value_dim)
+      store_global16(queries.out_of<T>(p, row) + column, load_chunk(smem.q, row, column));
   }
 }
 
 template <class Config>
-DEVICE void store_result(const AttentionForwardParams& p, const ForwardTiling& tiling, const QueryTile& queries,
-                         int slot, int unit, OnlineSoftmax<Config::kRowBlocks>& softmax,
+DEVICE void store_result(const AttentionForwardParams& p, const ForwardTiling& tiling, const ForwardItem& item,
+                         int unit, OnlineSoftmax<Config::kRowBlocks>& softmax,
                          FragmentC (&out)[Config::kRowBlocks][Config::kOutBlocks], typename Config::Smem& smem) {
   if constexpr (Config::kKeyWarps == 1) {
-    store_rows<Config>(p, tiling, queries, slot, unit, softmax, out, smem);
+    store_rows<Config>(p, tiling, item, unit, softmax, out, smem);
   } else {
     FragmentC joined[1][Config::kOutBlocks / Config::kKeyWarps];
     join_key_warps<Config>(softmax, out, joined, smem);
-    store_rows<Config>(p, tiling, queries, slot, unit, softmax, joined, smem);
+    store_rows<Config>(p, tiling, item, unit, softmax, joined, smem);
   }
 }
 

@@ -6,12 +6,28 @@
 
 namespace regrow {
 
+// A score in units of log2, what exp2 is taken of: score * scale, or softcap * tanh(score * scale / softcap). Made on
+// the host: as constants these take no registers.
+struct ScoreScale {
+  float log2;
+  float over_cap, cap_log2;  // tanh(y) is taken of 2^(2 y log2 e); 0 without a softcap
+};
+
+inline ScoreScale score_scale(const AttentionParams& p) {
+  constexpr double kLog2E = 1.4426950408889634;
+  return {float(p.scale * kLog2E), p.softcap != 0 ? float(2 * kLog2E * p.scale / p.softcap) : 0,
+          float(p.softcap * kLog2E)};
+}
+
 // A query tile holds the rows (token, head) of `tokens` queries and `heads` heads that share a KV head, token by token.
 struct ForwardTiling {
-  int rows;     // of the configuration, at least tokens * heads
-  int tokens;   // queries of a tile, as planned
-  int heads;    // query heads of a tile
-  int units;    // query_heads / heads: each item of the plan is run for each
+  const int32_t* plan;  // its words, on the device
+  ScoreScale scale;
+  int rows;           // of the configuration, at least tokens * heads
+  int tokens;         // queries of a tile, as planned
+  int heads;          // query heads of a tile
+  int inverse_heads;  // row / heads is row * inverse_heads >> 16: exact below 128 rows and spares a division
+  int units;          // query_heads / heads: each item of the plan is run for each
   int64_t max_items, max_merges, max_slots;  // what every plan of this shape stays within
 };
 
@@ -34,9 +50,12 @@ inline ForwardTiling forward_tiling(const AttentionParams& p, int rows, int mult
   const bool splits = key_tiles > tiles.min_tiles;
   const int64_t pieces_of_tile = (key_tiles + tiles.min_tiles - 1) / tiles.min_tiles;
   ForwardTiling t;
+  t.plan = p.plan.words();
+  t.scale = score_scale(p);
   t.rows = rows;
   t.tokens = tiles.queries;
   t.heads = heads_of_tile(p.query_heads / p.kv_heads, rows);
+  t.inverse_heads = (65'536 + t.heads - 1) / t.heads;
   t.units = p.query_heads / t.heads;
   t.max_items = max_forward_items(query_tiles, tiles);
   t.max_merges = splits ? std::min(query_tiles, max_merges(tiles)) : 0;

@@ -8,9 +8,9 @@ namespace regrow {
 // A plan in global memory, as device code reads it (PlanView is the host's).
 class DevicePlan {
  public:
-  DEVICE explicit DevicePlan(const PlanView& plan) : words_(plan.words()) {}
+  DEVICE explicit DevicePlan(const int32_t* words) : words_(words) {}
 
-  DEVICE int32_t field(int32_t PlanHeader::*member AND_CALL_SITE) const {
+  DEVICE int32_t field(int32_t PlanHeader::* member AND_CALL_SITE) const {
     return load_global(&(reinterpret_cast<const PlanHeader*>(words_)->*member) AND_SITE);
   }
   DEVICE ForwardItem forward_item(int64_t i) const { return entry<ForwardItem>(&PlanHeader::forward_items, i); }
@@ -34,11 +34,11 @@ class DevicePlan {
 
  private:
   template <class T>
-  DEVICE const T* section(int32_t PlanHeader::*offset) const {
+  DEVICE const T* section(int32_t PlanHeader::* offset) const {
     return reinterpret_cast<const T*>(words_ + field(offset));
   }
   template <class T>
-  DEVICE T entry(int32_t PlanHeader::*offset, int64_t i) const {
+  DEVICE T entry(int32_t PlanHeader::* offset, int64_t i) const {
     return load_global(section<T>(offset) + i);
   }
 

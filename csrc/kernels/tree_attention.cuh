@@ -16,10 +16,15 @@ struct TreeAttentionConfig {
   static constexpr int kThreads = kAttentionThreads;
   static constexpr int kBlocks = kTable.blocks;
   static constexpr int kRowWarps = kTable.row_warps, kKeyWarps = kTable.key_warps();
-  static constexpr int kRowBlocks = kRows / kRowWarps / 16;    // blocks of 16 rows, of a warp
+  static constexpr int kRowBlocks = kRows / kRowWarps / 16;  // blocks of 16 rows, of a warp
   static constexpr int kKeysOfWarp = kKeyTile / kKeyWarps;
   static constexpr int kScoreBlocks = kKeysOfWarp / 8, kOutBlocks = kHeadDim / 8;  // of 8 columns
   static_assert(kRowBlocks * kRowWarps * 16 == kRows && kKeysOfWarp % 16 == 0);
+
+  // Of the calling warp. The compiler does not know that a block has four warps, and is spared the rest where one is.
+  DEVICE static int first_row() { return kRowWarps == 1 ? 0 : warp_index() % kRowWarps * (16 * kRowBlocks); }
+  DEVICE static int key_warp() { return kKeyWarps == 1 ? 0 : warp_index() / kRowWarps; }
+  DEVICE static int first_key() { return key_warp() * kKeysOfWarp; }  // of a tile
 
   struct Smem {
     SharedTile<T, kRows, kHeadDim> q;  // at the end the rows of out, on their way to 16-byte stores
@@ -29,6 +34,7 @@ struct TreeAttentionConfig {
       };
       WarpResults<kKeyWarps, kRows, kHeadDim> results;
     };
+    QueryPlaces<kRows, kGeneral> queries;
     KeyMask<kGeneral> mask;
   };
 };
@@ -36,15 +42,15 @@ struct TreeAttentionConfig {
 // scores = q k^T, of this warp's rows and keys.
 template <class Config>
 DEVICE void multiply_keys(FragmentC (&scores)[Config::kRowBlocks][Config::kScoreBlocks],
-                          const typename Config::Smem& smem, int first_row, int first_key) {
+                          const typename Config::Smem& smem) {
   UNROLL
   for (int column = 0; column < Config::kHeadDim; column += 16) {
     FragmentA<typename Config::T> q[Config::kRowBlocks];
     UNROLL
-    for (int b = 0; b < Config::kRowBlocks; ++b) q[b] = load_a(smem.q, first_row + 16 * b, column);
+    for (int b = 0; b < Config::kRowBlocks; ++b) q[b] = load_a(smem.q, Config::first_row() + 16 * b, column);
     UNROLL
     for (int n = 0; n < Config::kScoreBlocks; n += 2) {
-      const auto k = load_b_of_rows(smem.k, first_key + 8 * n, column);
+      const auto k = load_b_of_rows(smem.k, Config::first_key() + 8 * n, column);
       UNROLL
       for (int b = 0; b < Config::kRowBlocks; ++b) {
         mma(scores[b][n], q[b], k.first);
@@ -54,24 +60,45 @@ DEVICE void multiply_keys(FragmentC (&scores)[Config::kRowBlocks][Config::kScore
   }
 }
 
+// Scores to units of log2.
+template <int kRowBlocks, int kBlocks>
+DEVICE void scale_scores(FragmentC (&scores)[kRowBlocks][kBlocks], const ScoreScale& scale) {
+  UNROLL
+  for (int b = 0; b < kRowBlocks; ++b) {
+    UNROLL
+    for (int n = 0; n < kBlocks; ++n) {
+      UNROLL
+      for (float& x : scores[b][n].values) x *= scale.over_cap != 0 ? scale.over_cap : scale.log2;
+    }
+  }
+  if (scale.over_cap == 0) return;
+  UNROLL
+  for (int b = 0; b < kRowBlocks; ++b) {
+    UNROLL
+    for (int n = 0; n < kBlocks; ++n) {
+      UNROLL
+      for (float& x : scores[b][n].values)
+        // tanh(y) = 1 - 2 / (e^2y + 1), exact at both ends.
+        x = scale.cap_log2 - 2 * scale.cap_log2 * reciprocal_approximate(exp2_approximate(x) + 1);
+    }
+  }
+}
+
 // out += weights v.
 template <class Config>
-DEVICE void multiply_values(FragmentC (&out)[Config::kRowBlocks][Config::kOutBlocks],
-                            const FragmentC (&weights)[Config::kRowBlocks][Config::kScoreBlocks],
-                            const typename Config::Smem& smem, int first_key) {
+DEVICE void multiply_values(
+    FragmentC (&out)[Config::kRowBlocks][Config::kOutBlocks],
+    const FragmentA<typename Config::T> (&weights)[Config::kRowBlocks][Config::kScoreBlocks / 2],
+    const typename Config::Smem& smem) {
   UNROLL
-  for (int n = 0; n < Config::kScoreBlocks; n += 2) {
-    FragmentA<typename Config::T> p[Config::kRowBlocks];
-    UNROLL
-    for (int b = 0; b < Config::kRowBlocks; ++b)
-      p[b] = as_operand<typename Config::T>(weights[b][n], weights[b][n + 1]);
+  for (int n = 0; n < Config::kScoreBlocks / 2; ++n) {
     UNROLL
     for (int column = 0; column < Config::kOutBlocks; column += 2) {
-      const auto v = load_b(smem.v, first_key + 8 * n, 8 * column);
+      const auto v = load_b(smem.v, Config::first_key() + 16 * n, 8 * column);
       UNROLL
       for (int b = 0; b < Config::kRowBlocks; ++b) {
-        mma(out[b][column], p[b], v.first);
-        mma(out[b][column + 1], p[b], v.second);
+        mma(out[b][column], weights[b][n], v.first);
+        mma(out[b][column + 1], weights[b][n], v.second);
       }
     }
   }
@@ -84,71 +111,59 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     tree_attention(const AttentionForwardParams p, const ForwardTiling tiling) {
   using T = typename Config::T;
   SHARED(typename Config::Smem, smem);
-  const DevicePlan plan(p.plan);
+  const DevicePlan plan(tiling.plan);
   require(plan.fits(p.rectangle, tiling.tokens, kKeyTile),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
-  const int64_t item_index = block_index() / tiling.units;
-  if (item_index >= plan.field(&PlanHeader::num_forward_items)) return;
-  const ForwardItem item = plan.forward_item(item_index);
-  const int unit = int(block_index() % tiling.units);
-  const QueryTile queries(p, tiling, item.query_tile, unit);
-  const int first_row = warp_index() % Config::kRowWarps * (16 * Config::kRowBlocks);
-  const int first_key = warp_index() / Config::kRowWarps * Config::kKeysOfWarp;
-  const QueryPlaces<Config::kRowBlocks, Config::kGeneral> places(p.rectangle, queries, first_row);
-  const ScoreScale scale(p);
+  const int item = int(unsigned(block_index()) / unsigned(tiling.units)),
+            unit = int(block_index()) - item * tiling.units;
+  if (item >= plan.field(&PlanHeader::num_forward_items)) return;
+  // Through a shuffle, or the compiler would divide anew for each tile.
+  const int kv_head = shuffle(unit * tiling.heads / (p.query_heads / p.kv_heads), 0);
+  KeyTileWalk walk(plan, plan.forward_item(item), p.rectangle);
 
-  const auto copy_queries = [&] {
-    copy_rows_async<Config::kThreads>(smem.q, p.head_dim, [&](int row) -> RowSource<T> {
-      const T* q = static_cast<const T*>(p.q.data);
-      if (!queries.has(row)) return {q, false};
-      return {q + queries.query(row) * p.q.row_stride + queries.head(row) * p.q.head_stride, true};
-    });
+  const auto rows_of = [&](const Rows& rows) {
+    return static_cast<const T*>(rows.data) + kv_head * rows.head_stride + walk.first_key() * rows.row_stride;
   };
-  const int kv_head = queries.kv_head(p);
-  const auto rows_of = [&](const Rows& rows, const KeyTile& keys) {
-    const T* head = static_cast<const T*>(rows.data) + kv_head * rows.head_stride;
-    return [=, stride = rows.row_stride](int row) -> RowSource<T> {
-      const bool real = keys.real >> row & 1;
-      return {head + (real ? (keys.first + row) * stride : 0), real};
-    };
+  const auto copy_keys = [&] {
+    copy_key_rows(smem.k, rows_of(p.k), p.k.row_stride, walk.real_keys(), p.head_dim);
+    if (walk.partial()) smem.mask.copy(p.rectangle, walk.first_key());
   };
-  const auto copy_keys = [&](const KeyTile& keys) {
-    copy_rows_async<Config::kThreads>(smem.k, p.head_dim, rows_of(p.k, keys));
-    if (keys.partial) smem.mask.copy(p.rectangle, keys);
-  };
+  const auto copy_values = [&] { copy_key_rows(smem.v, rows_of(p.v), p.v.row_stride, walk.real_keys(), p.value_dim); };
 
   FragmentC out[Config::kRowBlocks][Config::kOutBlocks];
   OnlineSoftmax<Config::kRowBlocks> softmax;
-  KeyTileWalk walk(plan, item, p.rectangle.num_keys);
-  KeyTile keys = {};
   if (!walk.done()) {
-    keys = walk.current();
-    copy_queries();
-    copy_keys(keys);
+    const QueryTile queries(p, tiling, plan.forward_item(item).query_tile, unit);
+    smem.queries.fill(p.rectangle, queries);
+    copy_query_rows(smem.q, p, queries);
+    copy_keys();
     commit_copies();
   }
   while (!walk.done()) {
     wait_copies<0>();
     sync_block();  // these keys have landed, and nobody reads the values of the tile before
-    copy_rows_async<Config::kThreads>(smem.v, p.value_dim, rows_of(p.v, keys));
+    copy_values();
     commit_copies();
     FragmentC scores[Config::kRowBlocks][Config::kScoreBlocks];
-    multiply_keys<Config>(scores, smem, first_row, first_key);
-    if constexpr (Config::kGeneral) scale.apply(scores);
-    if (keys.partial) hide_unseen(scores, p.rectangle, keys, smem.mask, places, first_key);
-    softmax.update(scores, out, Config::kGeneral ? 1 : scale.log2);
+    multiply_keys<Config>(scores, smem);
+    if constexpr (Config::kGeneral) scale_scores(scores, tiling.scale);
+    if (walk.partial())
+      hide_unseen(scores, p.rectangle, smem.queries, smem.mask, walk.first_key(), Config::first_row(),
+                  Config::first_key());
+    softmax.update(scores, out, Config::kGeneral ? 1 : tiling.scale.log2);
+    FragmentA<T> weights[Config::kRowBlocks][Config::kScoreBlocks / 2];
+    as_operands(weights, scores);
 
     wait_copies<0>();
     sync_block();  // these values have landed, and nobody reads the keys
     walk.advance();
     if (!walk.done()) {
-      keys = walk.current();
-      copy_keys(keys);
+      copy_keys();
       commit_copies();
     }
-    multiply_values<Config>(out, scores, smem, first_key);
+    multiply_values<Config>(out, weights, smem);
   }
-  store_result<Config>(p, tiling, queries, item.slot, unit, softmax, out, smem);
+  store_result<Config>(p, tiling, plan.forward_item(item), unit, softmax, out, smem);
 }
 
 // launch(shape, kernel, p, tiling) with the instantiation that p asks for, of those with head dim kHeadDim.

@@ -15,7 +15,7 @@ template <class Out>
 GLOBAL void LAUNCH_BOUNDS(TreeAttentionMergeConfig::kThreads)
     tree_attention_merge(const AttentionForwardParams p, const ForwardTiling tiling) {
   using Config = TreeAttentionMergeConfig;
-  const DevicePlan plan(p.plan);
+  const DevicePlan plan(tiling.plan);
   const int64_t index = block_index() / tiling.units;
   if (index >= plan.field(&PlanHeader::num_merges)) return;
   const ForwardMerge merge = plan.merge(index);
@@ -40,11 +40,10 @@ GLOBAL void LAUNCH_BOUNDS(TreeAttentionMergeConfig::kThreads)
       total = top + std::log(sum);
     }
     float lse = total;
-    const int head = queries.head(row);
-    const float factor = admit_sink(p, head, lse);
-    if (lane_index() == 0) store_global(static_cast<float*>(p.lse) + head * p.rectangle.num_queries + queries.query(row), lse);
+    const float factor = admit_sink(p, queries.head(row), lse);
+    if (lane_index() == 0) store_global(queries.lse_of(p, row), lse);
 
-    Out* to = static_cast<Out*>(p.out) + (queries.query(row) * p.query_heads + head) * p.value_dim;
+    Out* to = queries.out_of<Out>(p, row);
     for (int column = lane_index() * 4; column < p.value_dim; column += kWarpLanes * 4) {
       Values<float, 4> out = {};
       for (int slot = merge.slot_begin; slot < merge.slot_end; ++slot) {

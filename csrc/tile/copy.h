@@ -136,7 +136,7 @@ template <int kThreads, class T, int kRows, int kColumns, class Source>
 DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, int num_columns, const Source& source AND_CALL_SITE) {
   constexpr int kChunks = kColumns / 8;
   static_assert(kRows * kChunks % kThreads == 0);
-  UNROLL
+  NO_UNROLL  // unrolled, its addresses would cost more registers than the loop costs time
   for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
     const int at = i * kThreads + thread_index();
     const int row = at / kChunks, column = at % kChunks * 8;

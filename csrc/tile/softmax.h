@@ -8,7 +8,6 @@
 
 namespace regrow {
 
-
 DEVICE float quad_max(float x) {
   x = fmaxf(x, shuffle_xor(x, 1));
   return fmaxf(x, shuffle_xor(x, 2));
@@ -71,15 +70,20 @@ struct OnlineSoftmax {
   }
 };
 
-// Weights of 16 columns as an operand: what a C fragment holds of two neighbouring blocks is what A wants.
-template <class T>
-DEVICE FragmentA<T> as_operand(const FragmentC& left, const FragmentC& right) {
-  FragmentA<T> a;
-  a.pairs[0] = pack<T>(left.values[0], left.values[1]);
-  a.pairs[1] = pack<T>(left.values[2], left.values[3]);
-  a.pairs[2] = pack<T>(right.values[0], right.values[1]);
-  a.pairs[3] = pack<T>(right.values[2], right.values[3]);
-  return a;
+// Weights as operands, 16 columns each: what C fragments hold of two neighbouring blocks is what A wants.
+template <class T, int kRowBlocks, int kOperands>
+DEVICE void as_operands(FragmentA<T> (&operands)[kRowBlocks][kOperands],
+                        const FragmentC (&weights)[kRowBlocks][2 * kOperands]) {
+  UNROLL
+  for (int b = 0; b < kRowBlocks; ++b) {
+    UNROLL
+    for (int n = 0; n < 2 * kOperands; ++n) {
+      UNROLL
+      for (int half = 0; half < 2; ++half)
+        operands[b][n / 2].pairs[n % 2 * 2 + half] =
+            pack<T>(weights[b][n].values[2 * half], weights[b][n].values[2 * half + 1]);
+    }
+  }
 }
 
 }  // namespace regrow

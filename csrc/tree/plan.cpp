@@ -7,8 +7,8 @@
 #include "platform/check.h"
 #include "tree/plan_checksums.h"
 #include "tree/plan_pieces.h"
-#include "tree/tiles.h"
 #include "tree/seen_keys.h"
+#include "tree/tiles.h"
 
 namespace regrow {
 namespace {
@@ -59,14 +59,12 @@ struct Summaries {
         keys(summarize_tiles<KeySummary>(r, r.num_keys, tiles.keys, summarize_keys)) {}
 
   RunLists forward_lists(int64_t window) const {
-    return lists_of(queries.num_leaves(), keys, [&](int64_t tile, const KeySummary& node) {
-      return classify(queries.leaf(tile), node, window);
-    });
+    return lists_of(queries.num_leaves(), keys,
+                    [&](int64_t tile, const KeySummary& node) { return classify(queries.leaf(tile), node, window); });
   }
   RunLists backward_lists(int64_t window) const {
-    return lists_of(keys.num_leaves(), queries, [&](int64_t tile, const QuerySummary& node) {
-      return classify(node, keys.leaf(tile), window);
-    });
+    return lists_of(keys.num_leaves(), queries,
+                    [&](int64_t tile, const QuerySummary& node) { return classify(node, keys.leaf(tile), window); });
   }
 
   SummaryTree<QuerySummary> queries;

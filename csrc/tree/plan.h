@@ -8,8 +8,9 @@
 
 namespace regrow {
 
-// How a device cuts a rectangle. A query tile holds `queries` tokens times heads of one KV group. In either direction the
-// work is cut into about `items` items, but not below `min_tiles` tiles an item, where a cut costs more than it brings.
+// How a device cuts a rectangle. A query tile holds `queries` tokens times heads of one KV group. In either direction
+// the work is cut into about `items` items, but not below `min_tiles` tiles an item, where a cut costs more than it
+// brings.
 struct TileShape {
   int queries;
   int keys;
@@ -18,8 +19,8 @@ struct TileShape {
 };
 
 // What holds for every plan of a shape, so that a launch need not read the plan: at most this many forward items, and
-// slots of pieces. With share = max(min_tiles, total / items), a list of n tiles has ceil(n / share) pieces; it is split
-// if n > share, and then has fewer than 2 n / share.
+// slots of pieces. With share = max(min_tiles, total / items), a list of n tiles has ceil(n / share) pieces; it is
+// split if n > share, and then has fewer than 2 n / share.
 inline int64_t max_forward_items(int64_t num_query_tiles, const TileShape& tiles) {
   return num_query_tiles + tiles.items;
 }
@@ -70,9 +71,9 @@ struct PlanHeader {
   int32_t forward_start;  // [num_query_tiles + 1] into forward_runs
   int32_t num_merges, merges, num_slots;
   int32_t num_backward_items, backward_items;
-  int32_t backward_runs;       // TileRun of query tiles
-  int32_t num_unseen;          // keys that no query sees
-  int32_t seen_keys;           // [num_key_tiles * key_tile / 32] key j is bit j % 32 of word j / 32; 0 beyond the last
+  int32_t backward_runs;  // TileRun of query tiles
+  int32_t num_unseen;     // keys that no query sees
+  int32_t seen_keys;      // [num_key_tiles * key_tile / 32] key j is bit j % 32 of word j / 32; 0 beyond the last
 };
 
 // A plan is one int32 array: what to compute for a rectangle, in which pieces and in which order. This reads it.
@@ -88,9 +89,7 @@ class PlanView {
   const ForwardMerge* merges() const { return at<ForwardMerge>(header().merges); }
   const BackwardItem* backward_items() const { return at<BackwardItem>(header().backward_items); }
   const TileRun* backward_runs() const { return at<TileRun>(header().backward_runs); }
-  bool sees_key(int64_t key) const {
-    return at<int32_t>(header().seen_keys)[key / 32] >> key % 32 & 1;
-  }
+  bool sees_key(int64_t key) const { return at<int32_t>(header().seen_keys)[key / 32] >> key % 32 & 1; }
 
   // How many key tiles the query tile meets before this one.
   int32_t ordinal_of_key_tile(int32_t query_tile, int32_t key_tile) const;
