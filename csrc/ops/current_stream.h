@@ -24,7 +24,8 @@ class CurrentStream {
 
  private:
   static void check_build() {
-    CHECK(aoti_torch_get_current_cuda_stream, "this build of torch has no CUDA: install one that has");
+    if (!aoti_torch_get_current_cuda_stream)
+      throw std::runtime_error("this build of torch has no CUDA: install one that has");
   }
 
   torch::stable::accelerator::DeviceGuard device_;
