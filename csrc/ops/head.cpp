@@ -42,12 +42,13 @@ cpu::Executor head_executor(const HeadParams& p) { return executor(2 * p.num_row
 void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor out) {
   check_one_device({{"hidden", &hidden_any}, {"weight", &weight_any}, {"out", &out}});
   check_head(hidden_any, weight_any);
+  const ScalarType accumulation = accumulation_type(floating_dtype(hidden_any, "hidden"));
+  check_matrix(out, hidden_any.size(0), weight_any.size(0), accumulation, "out");
+  if (out.numel() == 0) return;
+  if (out.is_cuda()) return aten::matmul_into(hidden_any, torch::stable::transpose(weight_any, 0, 1), out);
   const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
   HeadForwardParams p;
   fill(p, hidden, weight);
-  check_matrix(out, p.num_rows, p.vocabulary, accumulation_type(p.dtype), "out");
-  if (out.numel() == 0) return;
-  if (out.is_cuda()) return aten::matmul_into(hidden, torch::stable::transpose(weight, 0, 1), out);
   p.logits = out.mutable_data_ptr();
   const cpu::Executor threads = head_executor(p);
   const Tensor space = workspace(hidden, cpu::kernels().head_workspace(p, threads.num_workers));

@@ -13,8 +13,8 @@ from regrow.dtypes import accumulation_dtype
 
 ops = torch.ops.regrow
 
-# Enough rows for a full-speed product at vocabularies up to 256K, and small beside the weight. There these are 64 rows on
-# the CPU, and 512 on CUDA: a chunk reads the whole weight, which takes as long as some 200 rows of bf16 take to multiply.
+# Enough rows for a full-speed product at vocabularies up to 256K, and small beside the weight. There these are 64 rows
+# on the CPU and 512 on CUDA, where a chunk reads the whole weight in the time in which 200 of its rows are multiplied.
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 # Of a small vocabulary: beyond it a chunk gains nothing.
 MAX_CHUNK_ROWS = 1024

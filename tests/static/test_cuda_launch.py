@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not on the PATH")
 MAIN = """
 #include <cstdio>
 
+#include "cuda/kernels.h"
 #include "cuda/launch.h"
 
 namespace regrow {
@@ -34,6 +35,16 @@ void say(LaunchShape shape) {
   }
 }
 
+void say_limits() {
+  for (int i = 0; i < 2; ++i) try {
+      const cuda::DeviceLimits limits = cuda::device_limits(0);
+      std::printf("%d %d %d %d\\n", limits.compute_capability, limits.multiprocessors, limits.shared_bytes_per_block,
+                  limits.shared_bytes_per_multiprocessor);
+    } catch (const std::runtime_error& error) {
+      std::puts(error.what());
+    }
+}
+
 }  // namespace regrow
 
 int main() {
@@ -44,15 +55,16 @@ int main() {
   say<std::invalid_argument>({.threads = 1025});
   say<std::runtime_error>({.shared_bytes = 1 << 20});
   say<std::runtime_error>({.blocks = 3, .threads = 64});
+  regrow::say_limits();
 }
 """
 
 
 @pytest.fixture
 def compile_and_run(tmp_path):
-    def run(source):
+    def run(*sources):
         flags = ["-std=c++20", "-O3", "-arch=native" if HAS_GPU else "-arch=sm_90", "-Werror", "all-warnings"]
-        subprocess.run([NVCC, *flags, "-I", ROOT / "csrc", source, "-o", tmp_path / "program"], check=True)
+        subprocess.run([NVCC, *flags, "-I", ROOT / "csrc", *sources, "-o", tmp_path / "program"], check=True)
         return subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)
 
     return run
@@ -60,7 +72,9 @@ def compile_and_run(tmp_path):
 
 def test_launches_are_checked(compile_and_run, tmp_path):
     (tmp_path / "main.cu").write_text(MAIN)
-    *refused, too_much_memory, launched = compile_and_run(tmp_path / "main.cu").stdout.splitlines()
+    result = compile_and_run(tmp_path / "main.cu", ROOT / "csrc" / "cuda" / "device_limits.cu")
+    *refused, too_much_memory, launched, limits_of_device, again = result.stdout.splitlines()
+    assert limits_of_device == again
     limits = "a grid has 1 to 2147483647 x 65535 blocks of 1 to 1024 threads: split the call over rows"
     for shape, text in zip(
         ["2147483648 x 1 blocks, 128 threads", "0 x 1 blocks, 128 threads", "1 x 65536 blocks, 128 threads",
@@ -72,10 +86,13 @@ def test_launches_are_checked(compile_and_run, tmp_path):
     assert too_much_memory.startswith("nothing of 1 x 1 blocks, 128 threads, 1048576 bytes of shared memory: ")
     if HAS_GPU:
         assert "(cudaErrorInvalidValue)" in too_much_memory and launched == "launched"
+        capability, multiprocessors, per_block, per_multiprocessor = map(int, limits_of_device.split())
+        assert capability >= 80 and multiprocessors > 0 and 48 << 10 < per_block < per_multiprocessor
     else:
         for text in (too_much_memory, launched):
             assert "(cudaErrorInsufficientDriver)" in text or "(cudaErrorNoDevice)" in text
         assert launched.startswith("nothing of 3 x 1 blocks, 64 threads, 0 bytes of shared memory: ")
+        assert limits_of_device.startswith("attribute 75 of CUDA device 0: ")
 
 
 def test_example(compile_and_run):

@@ -60,7 +60,7 @@ def calls(tmp_path_factory):
 
 
 # The sources of each destination, as replay_scatter has them from torch on CUDA.
-@pytest.mark.parametrize("num_rows, index", [(4, [2, 0, 2, 3, 0, 2]), (1, [0, 0]), (3, []), (1, [])])
+@pytest.mark.parametrize("num_rows, index", [(4, [2, 0, 2, 3, 0, 2]), (1, [0, 0]), (3, []), (0, [])])
 def test_sorted_sources(num_rows, index, calls):
     index = torch.tensor(index, dtype=torch.int64)
     values, order = calls.stable_sort(index)
