@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <tuple>
+#include <deque>
 #include <vector>
 
-#include "platform/emulated.h"
+#include "emulator/sites.h"
+#include "platform/device.h"
 
 namespace regrow::emulator {
 
@@ -16,17 +16,28 @@ int64_t extra_cycles(const void* const* addresses, int num_addresses, int bytes)
 // Threads reach an instruction one by one; the n-th visit of each lane of a warp belongs to the warp's n-th visit.
 class BankTally {
  public:
+  explicit BankTally(int num_warps) : num_warps_(num_warps) {}
+
   void visit(int warp, int lane, Site site, const void* address, int bytes);
   int64_t extra_cycles() const;
 
  private:
-  using Place = std::tuple<const char*, int, int>;  // file, line, column
   struct Visit {
     int bytes = 0;
-    std::vector<const void*> addresses;
+    int num_lanes = 0;
+    const void* addresses[kWarpLanes] = {};  // null: the lane has not come
+    int64_t extra_cycles() const;
   };
-  std::map<std::tuple<Place, int, int>, int> visits_of_lane_;  // place, warp, lane
-  std::map<std::tuple<Place, int, int>, Visit> visits_;        // place, warp, number of the visit
+  // One warp at one place.
+  struct Visits {
+    int of_lane[kWarpLanes] = {};
+    int num_complete = 0;    // counted and forgotten: all lanes came
+    std::deque<Visit> open;  // those after
+  };
+
+  int num_warps_;
+  BySite<std::vector<Visits>> places_;  // of each warp
+  int64_t extra_cycles_ = 0;            // of complete visits
 };
 
 }  // namespace regrow::emulator

@@ -1,9 +1,10 @@
 #include "emulator/block.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
-#include <string_view>
+#include <random>
 
 namespace regrow::emulator {
 namespace {
@@ -13,7 +14,6 @@ constexpr int kMaxSharedBytes = 227 << 10;
 constexpr int kSharedCellBytes = 2;  // the smallest value that kernels keep in shared memory
 
 alignas(1024) unsigned char shared_bytes[kMaxSharedBytes];
-Block* current_block = nullptr;
 
 // Stacks are kept: mapping a thousand of them takes longer than running a small block.
 std::vector<Fiber>& fibers(int num_threads) {
@@ -24,46 +24,35 @@ std::vector<Fiber>& fibers(int num_threads) {
 
 }  // namespace
 
-std::string name_of(const char* what, Site site) {
-  const std::string_view file = site.file_name();
-  return std::string(file.substr(file.rfind('/') + 1)) + ":" + std::to_string(site.line()) + ":" +
-         std::to_string(site.column()) + " " + what;
-}
+Block* Block::current_ = nullptr;
 
-Block::Block(const LaunchShape& shape, int64_t index, int index_y, GlobalMemory& memory, const Options& options,
-             Report& report, const std::function<void()>& kernel)
-    : shape_(shape),
+Block::Block(Launch& launch, int64_t index, int index_y)
+    : launch_(launch),
+      shape_(launch.shape),
       index_(index),
       index_y_(index_y),
-      flat_index_(index_y * shape.blocks + index),
-      memory_(memory),
-      options_(options),
-      report_(report),
-      kernel_(kernel),
-      threads_(shape.threads),
-      order_(shape.threads),
-      position_(shape.threads),
+      flat_index_(index_y * launch.shape.blocks + index),
+      threads_(shape_.threads),
+      order_(shape_.threads),
+      position_(shape_.threads),
       barriers_(kNumBarriersOfBlock),
-      collectives_((shape.threads + kWarpLanes - 1) / kWarpLanes),
-      clocks_(shape.threads),
-      shared_shadow_(shape.shared_bytes, kSharedCellBytes) {
+      collectives_(num_warps()),
+      clocks_(shape_.threads),
+      banks_(num_warps()) {
+  const Options& options = launch.options;
   std::iota(order_.begin(), order_.end(), 0);
   if (options.order == Order::kReverse) std::reverse(order_.begin(), order_.end());
   if (options.order == Order::kShuffled) {
     std::mt19937_64 random(options.seed + uint64_t(flat_index_));
     for (size_t left = order_.size(); left > 1; --left) std::swap(order_[left - 1], order_[random() % left]);
   }
-  for (int i = 0; i < shape.threads; ++i) position_[order_[i]] = i;
-  std::memset(shared_bytes, 0xff, shape.shared_bytes);  // a NaN in every float format
-  current_block = this;
+  for (int i = 0; i < shape_.threads; ++i) position_[order_[i]] = i;
+  std::memset(shared_bytes, 0xff, shape_.shared_bytes);  // a NaN in every float format
+  launch.shared_shadow.reset();
+  current_ = this;
 }
 
-Block::~Block() { current_block = nullptr; }
-
-Block& Block::current() {
-  if (!current_block) throw Failure("device code runs only in a launch");
-  return *current_block;
-}
+Block::~Block() { current_ = nullptr; }
 
 void Block::run() {
   std::vector<Fiber>& all = fibers(shape_.threads);
@@ -75,13 +64,13 @@ void Block::run() {
     if (barriers_[id].arrived)
       throw Failure("block " + std::to_string(index_) + ": returned with " + std::to_string(barriers_[id].arrived) +
                     " arrivals at barrier " + std::to_string(id) + " for which nobody waited");
-  report_.bank_conflicts += banks_.extra_cycles();
+  launch_.report.bank_conflicts += banks_.extra_cycles();
 }
 
 void Block::run_thread() {
   Block& block = Block::current();
   try {
-    block.kernel_();
+    block.launch_.kernel();
   } catch (const std::exception& error) {
     block.stop(error.what());
   }
@@ -103,8 +92,10 @@ void Block::stop(std::string text) {
 
 void Block::resume_next() {
   const int from = thread_;
-  for (int step = 1; step <= shape_.threads; ++step) {
-    const int next = order_[(position_[from] + step) % shape_.threads];
+  int position = position_[from];
+  for (int step = 0; step < shape_.threads; ++step) {
+    if (++position == shape_.threads) position = 0;
+    const int next = order_[position];
     if (threads_[next].state != State::kReady) continue;
     thread_ = next;
     if (next != from) switch_fiber(&fibers(0)[from], &fibers(0)[next]);
@@ -140,9 +131,10 @@ std::string Block::describe_waiting() const {
 }
 
 bool Block::skips(const char* what, Site site) {
-  const std::string name = name_of(what, site);
-  ++report_.sync_points[name];
-  return name == options_.skip;
+  Launch::Point& point = launch_.sync_points.at(
+      what, site, [&] { return Launch::Point{.skipped = name_of(what, site) == launch_.options.skip}; });
+  ++point.passed;
+  return point.skipped;
 }
 
 void* Block::shared_memory(int64_t bytes) {
@@ -152,19 +144,19 @@ void* Block::shared_memory(int64_t bytes) {
   return shared_bytes;
 }
 
-std::string Block::conflict(const char* where, int64_t byte, int bytes, Access access, Site site, const Epoch& other,
-                            bool other_wrote) const {
-  const int num_threads = clocks_.num_threads();
-  const bool by_copy = other.slot >= num_threads;
-  std::string who = "thread " + std::to_string(other.slot % num_threads);
+std::string Block::describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
+                            Site site) const {
+  const Epoch& other = conflict.other;
+  const bool by_copy = conflict.slot >= clocks_.num_threads();
+  std::string who = "thread " + std::to_string(clocks_.thread_of(conflict.slot));
   if (other.block != flat_index_) who = "block " + std::to_string(other.block % shape_.blocks) + ", " + who;
   return "race: " + name_of(access == Access::kRead ? "reads " : "writes ", site) + std::to_string(bytes) +
          " bytes at byte " + std::to_string(byte) + " of " + where + "; " + who +
-         (by_copy ? " copied to it asynchronously" : (other_wrote ? " wrote it" : " read it")) + " at " +
+         (by_copy ? " copied to it asynchronously" : (conflict.wrote ? " wrote it" : " read it")) + " at " +
          name_of("", other.site) + "and nothing orders the two";
 }
 
-void Block::access_shared(int thread, const void* address, int bytes, Access access, Site site, bool by_copy) {
+int64_t Block::check_shared_place(const void* address, int bytes, Access access, Site site) const {
   const int64_t byte = static_cast<const unsigned char*>(address) - shared_bytes;
   const auto what = [&] {
     return name_of(access == Access::kRead ? "reads " : "writes ", site) + std::to_string(bytes) + " bytes at byte " +
@@ -172,28 +164,51 @@ void Block::access_shared(int thread, const void* address, int bytes, Access acc
   };
   if (byte < 0 || byte + bytes > shape_.shared_bytes)
     throw Failure("out of bounds: " + what() + ", which has " + std::to_string(shape_.shared_bytes));
-  if (byte % bytes) throw Failure("misaligned: " + what());
-  const Epoch self = by_copy ? Epoch{flat_index_, clocks_.copy_slot(thread), clocks_.issue_copy(thread), site}
-                             : Epoch{flat_index_, thread, clocks_.now(thread), site};
-  if (const Epoch* other = shared_shadow_.access(byte, bytes, access, self, clocks_.of(thread)))
-    throw Failure(conflict("shared memory", byte, bytes, access, site, *other, shared_shadow_.wrote(other)));
+  if (byte & (bytes - 1)) throw Failure("misaligned: " + what());
+  return byte;
+}
+
+void Block::access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site) {
+  const int64_t byte = check_shared_place(address, bytes, access, site);
+  const int first_thread = thread_ / kWarpLanes * kWarpLanes;
+  while (lanes) {
+    // Those at one time of theirs act as one; mostly that is all.
+    Epoch self = {flat_index_, first_thread, 0, clocks_.now(first_thread + std::countr_zero(lanes)), site};
+    for (uint32_t left = lanes; left; left &= left - 1)
+      if (clocks_.now(first_thread + std::countr_zero(left)) == self.clock) self.lanes |= left & -left;
+    lanes &= ~self.lanes;
+    touch(launch_.shared_shadow, "shared memory", byte, bytes, access, self);
+  }
+}
+
+void Block::write_shared_by_copy(uint32_t number, const void* address, int bytes, Site site) {
+  const int64_t byte = check_shared_place(address, bytes, Access::kWrite, site);
+  const int first_slot = clocks_.copy_slot(thread_ / kWarpLanes * kWarpLanes);
+  touch(launch_.shared_shadow, "shared memory", byte, bytes, Access::kWrite,
+        {flat_index_, first_slot, own_bit(), number, site});
+}
+
+void Block::touch(Shadow& shadow, const char* where, int64_t byte, int bytes, Access access, const Epoch& self) {
+  if (!shadow.access(byte, bytes, access, self, clocks_))
+    throw Failure(describe(shadow.conflict(), where, byte, bytes, access, self.site));
 }
 
 void Block::access_global(const void* address, int bytes, Access access, Site site) {
   const char* verb = access == Access::kRead ? "reads " : "writes ";
   Buffer* buffer = nullptr;
   try {
-    buffer = &memory_.find(address, bytes, access);
+    buffer = &launch_.memory.find(address, bytes, access);
   } catch (const Failure& failure) {
     throw Failure(name_of(failure.what(), site));
   }
   const int64_t byte = static_cast<const char*>(address) - buffer->begin;
-  if (reinterpret_cast<uintptr_t>(address) % bytes)
+  if (reinterpret_cast<uintptr_t>(address) & (bytes - 1))
     throw Failure("misaligned: " + name_of(verb, site) + std::to_string(bytes) + " bytes at byte " +
                   std::to_string(byte) + " of " + buffer->name);
-  const Epoch self = {flat_index_, thread_, clocks_.now(thread_), site};
-  if (const Epoch* other = buffer->shadow.access(byte, bytes, access, self, clocks_.of(thread_)))
-    throw Failure(conflict(buffer->name.c_str(), byte, bytes, access, site, *other, buffer->shadow.wrote(other)));
+  buffer->shadow.check_width(bytes);
+  if (!buffer->writable) return;  // nobody's reads can conflict
+  const Epoch self = {flat_index_, thread_ / kWarpLanes * kWarpLanes, own_bit(), clocks_.now(thread_), site};
+  touch(buffer->shadow, buffer->name.c_str(), byte, bytes, access, self);
 }
 
 void Block::tally_banks(const void* address, int bytes, Site site) {
@@ -208,9 +223,16 @@ Report launch(const LaunchShape& shape, GlobalMemory& memory, const Options& opt
     throw Failure("a block has at most 232448 bytes of shared memory, the launch asks for " +
                   std::to_string(shape.shared_bytes));
   if (shape.blocks > 0x7fffffff || shape.blocks_y > 65535) throw Failure("too many blocks for one launch");
-  Report report;
+  Launch launch = {.shape = shape,
+                   .memory = memory,
+                   .options = options,
+                   .kernel = kernel,
+                   .shared_shadow = Shadow(shape.shared_bytes, kSharedCellBytes)};
   for (int y = 0; y < shape.blocks_y; ++y)
-    for (int64_t x = 0; x < shape.blocks; ++x) Block(shape, x, y, memory, options, report, kernel).run();
+    for (int64_t x = 0; x < shape.blocks; ++x) Block(launch, x, y).run();
+  Report& report = launch.report;
+  for (const auto& point : launch.sync_points.entries())
+    report.sync_points[name_of(point.what, point.site)] += point.value.passed;
   if (!options.skip.empty() && !report.sync_points.contains(options.skip))
     throw Failure("no thread passed the synchronisation point " + options.skip + ", which the launch was to skip");
   return report;

@@ -1,27 +1,22 @@
 #pragma once
 
-#include <deque>
-#include <map>
-#include <memory>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "emulator/banks.h"
 #include "emulator/fiber.h"
 #include "emulator/launch.h"
+#include "emulator/sites.h"
 
 namespace regrow::emulator {
-
-// "tile_matmul.cuh:41:5 sync_block": how reports and Options::skip call a synchronisation point.
-std::string name_of(const char* what, Site site);
 
 constexpr int kNumBarriersOfBlock = 16;
 
 struct Copy {
   void* shared;
   const void* global;  // null: zeros
-  uint32_t number;     // of the thread's copies
+  int bytes;
+  uint32_t number;  // of the thread's copies
 };
 
 enum class State { kReady, kWaiting, kReturned };
@@ -31,17 +26,18 @@ struct Thread {
   const char* waiting_for = "";  // with the place and, of a named barrier, its number
   Site waiting_at;
   int waiting_barrier = 0;
-  std::vector<Copy> issued;              // since the last commit
-  std::deque<std::vector<Copy>> groups;  // committed, oldest first
+  std::vector<Copy> copies;         // under way, oldest first
+  std::vector<size_t> group_sizes;  // of those that are committed, oldest first
+  size_t num_committed = 0;         // their sum
 };
 
 // Named barriers and barrier 0, which is sync_block's.
 struct Barrier {
   int expected = 0;  // threads, 0 while nobody is here
   int arrived = 0;
-  std::vector<uint32_t> clock;     // what those who arrived know
-  std::vector<int> waiting;        // threads to wake
-  std::map<int, Site> warp_sites;  // where each warp's first lane came from
+  Clocks::Meeting meeting;
+  std::vector<int> waiting;                     // threads to wake
+  std::vector<std::optional<Site>> warp_sites;  // where each warp's first lane came from
 };
 
 // A warp instruction for which lanes are being collected.
@@ -52,14 +48,32 @@ struct Collective {
   void* operands[kWarpLanes];
 };
 
+// What the blocks of a launch share.
+struct Launch {
+  struct Point {
+    int64_t passed = 0;
+    bool skipped;
+  };
+
+  LaunchShape shape;
+  GlobalMemory& memory;
+  const Options& options;
+  const std::function<void()>& kernel;
+  Shadow shared_shadow;  // of the block that runs: kept, for its memory
+  BySite<Point> sync_points;
+  Report report;  // but for the synchronisation points
+};
+
 // One block on its way: threads, barriers, shared memory and what is known of it. Blocks run one after the other.
 class Block {
  public:
-  Block(const LaunchShape& shape, int64_t index, int index_y, GlobalMemory& memory, const Options& options,
-        Report& report, const std::function<void()>& kernel);
+  Block(Launch& launch, int64_t index, int index_y);
   ~Block();
 
-  static Block& current();
+  static Block& current() {
+    if (!current_) throw Failure("device code runs only in a launch");
+    return *current_;
+  }
 
   void run();
 
@@ -69,16 +83,18 @@ class Block {
   int index_y() const { return index_y_; }
 
   void* shared_memory(int64_t bytes);
-  void access_shared(int thread, const void* address, int bytes, Access access, Site site, bool by_copy = false);
+  // By some lanes of the running thread's warp, itself or others, and by a copy of the running thread.
+  void access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site);
+  void write_shared_by_copy(uint32_t number, const void* address, int bytes, Site site);
   void access_global(const void* address, int bytes, Access access, Site site);
   void tally_banks(const void* address, int bytes, Site site);
-  void add_conflicts(int64_t cycles) { report_.bank_conflicts += cycles; }
+  void add_conflicts(int64_t cycles) { launch_.report.bank_conflicts += cycles; }
 
   // Counts the point; true where this launch skips it.
   bool skips(const char* what, Site site);
   void sync_warp(uint32_t lanes, Site site);
   void barrier(const char* what, int id, int num_threads, bool wait, Site site);
-  void copy_async(void* shared, const void* global, bool real, Site site);
+  void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
   void commit_copies();
   void wait_copies(int num_pending);
   void collective(const char* name, uint32_t lanes, void* operands, void (*body)(void* const*), Site site);
@@ -90,17 +106,21 @@ class Block {
   void wake(int thread) { threads_[thread].state = State::kReady; }
   void stop(std::string text);
   std::string describe_waiting() const;
-  std::string conflict(const char* where, int64_t byte, int bytes, Access access, Site site, const Epoch& other,
-                       bool other_wrote) const;
+  int64_t check_shared_place(const void* address, int bytes, Access access, Site site) const;  // -> its byte
+  std::string describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
+                       Site site) const;
+  // Records an access; a Failure where it is a race.
+  void touch(Shadow& shadow, const char* where, int64_t byte, int bytes, Access access, const Epoch& self);
+  int num_warps() const { return (shape_.threads + kWarpLanes - 1) / kWarpLanes; }
+  uint32_t own_bit() const { return uint32_t(1) << thread_ % kWarpLanes; }
 
-  LaunchShape shape_;
+  static Block* current_;
+
+  Launch& launch_;
+  const LaunchShape& shape_;
   int64_t index_;
   int index_y_;
   int64_t flat_index_;
-  GlobalMemory& memory_;
-  const Options& options_;
-  Report& report_;
-  const std::function<void()>& kernel_;
 
   std::vector<Thread> threads_;
   std::vector<int> order_;     // the threads in the order in which they get their turn
@@ -112,7 +132,6 @@ class Block {
   std::vector<Barrier> barriers_;
   std::vector<std::vector<Collective>> collectives_;  // of each warp
   Clocks clocks_;
-  Shadow shared_shadow_;
   BankTally banks_;
 };
 

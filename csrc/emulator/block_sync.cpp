@@ -1,16 +1,11 @@
 // How a block's threads wait for each other: barriers, warp collectives, asynchronous copies.
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "emulator/block.h"
 
 namespace regrow::emulator {
-namespace {
-
-bool same_place(Site a, Site b) {
-  return a.line() == b.line() && a.column() == b.column() && !std::strcmp(a.file_name(), b.file_name());
-}
-
-}  // namespace
 
 void Block::barrier(const char* what, int id, int num_threads, bool wait, Site site) {
   if (id < 0 || id >= kNumBarriersOfBlock)
@@ -24,17 +19,19 @@ void Block::barrier(const char* what, int id, int num_threads, bool wait, Site s
     throw Failure(name_of(what, site) + ": barrier " + std::to_string(id) + " for " + std::to_string(num_threads) +
                   " threads, others came for " + std::to_string(b.expected));
   // A warp executes a barrier as one.
-  const auto [first, is_first] = b.warp_sites.try_emplace(thread_ / kWarpLanes, site);
-  if (!is_first && !same_place(first->second, site))
+  b.warp_sites.resize(num_warps());
+  std::optional<Site>& first = b.warp_sites[thread_ / kWarpLanes];
+  if (!first) first = site;
+  if (!same_place(*first, site))
     throw Failure("divergent barrier: " + name_of(what, site) + ", another lane of the warp came to it at " +
-                  name_of("", first->second));
-  clocks_.release(thread_, b.clock);
+                  name_of("", *first));
+  clocks_.release(thread_, b.meeting);
   ++b.arrived;
   if (wait) b.waiting.push_back(thread_);
   const bool complete = b.arrived == b.expected;
   if (complete) {
     for (const int waiting : b.waiting) {
-      clocks_.acquire(waiting, b.clock);
+      clocks_.acquire(waiting, b.meeting);
       wake(waiting);
     }
     b = Barrier();
@@ -51,13 +48,13 @@ void Block::sync_warp(uint32_t lanes, Site site) {
   collective(
       "sync_warp", lanes, &operands,
       [](void* const* all) {
-        std::vector<uint32_t> clock;
+        Clocks::Meeting meeting;
         const auto for_each = [&](const auto& f) {
           for (int lane = 0; lane < kWarpLanes; ++lane)
             if (const auto* one = static_cast<const Operands*>(all[lane])) f(one->block->clocks_, one->thread);
         };
-        for_each([&](Clocks& clocks, int thread) { clocks.release(thread, clock); });
-        for_each([&](Clocks& clocks, int thread) { clocks.acquire(thread, clock); });
+        for_each([&](Clocks& clocks, int thread) { clocks.release(thread, meeting); });
+        for_each([&](Clocks& clocks, int thread) { clocks.acquire(thread, meeting); });
       },
       site);
 }
@@ -72,7 +69,7 @@ void Block::collective(const char* name, uint32_t lanes, void* operands, void (*
   while (at < pending.size() && !(pending[at].lanes & lanes)) ++at;
   if (at == pending.size()) pending.push_back({name, site, lanes, 0, {}});
   Collective& c = pending[at];
-  if (std::strcmp(c.name, name) || c.lanes != lanes || !same_place(c.site, site))
+  if (!same_text(c.name, name) || c.lanes != lanes || !same_place(c.site, site))
     throw Failure("divergent collective: " + name_of(name, site) + ", another lane of the warp is at " +
                   name_of(c.name, c.site) + (c.lanes != lanes ? " for other lanes" : ""));
   c.operands[lane] = operands;
@@ -80,7 +77,7 @@ void Block::collective(const char* name, uint32_t lanes, void* operands, void (*
   if (c.arrived != lanes) return wait_at(name, site);
   const Collective complete = c;
   pending.erase(pending.begin() + std::ptrdiff_t(at));
-  ++report_.instructions[name];
+  ++launch_.report.instructions[name];
   body(complete.operands);
   for (int other = 0; other < kWarpLanes; ++other)
     if (lanes >> other & 1) wake(warp * kWarpLanes + other);
@@ -90,36 +87,41 @@ namespace {
 
 void land(const Copy& copy) {
   if (copy.global)
-    std::memcpy(copy.shared, copy.global, 16);
+    std::memcpy(copy.shared, copy.global, copy.bytes);
   else
-    std::memset(copy.shared, 0, 16);
+    std::memset(copy.shared, 0, copy.bytes);
 }
 
 }  // namespace
 
-void Block::copy_async(void* shared, const void* global, bool real, Site site) {
-  if (real) access_global(global, 16, Access::kRead, site);
-  access_shared(thread_, shared, 16, Access::kWrite, site, true);
-  tally_banks(shared, 16, site);
-  ++report_.async_copies;
-  const Copy copy = {shared, real ? global : nullptr, clocks_.copies_issued(thread_)};
-  if (options_.landing == Landing::kIssue) land(copy);
-  threads_[thread_].issued.push_back(copy);
+void Block::copy_async(void* shared, const void* global, int bytes, bool real, Site site) {
+  if (real) access_global(global, bytes, Access::kRead, site);
+  const Copy copy = {shared, real ? global : nullptr, bytes, clocks_.issue_copy(thread_)};
+  write_shared_by_copy(copy.number, shared, bytes, site);
+  tally_banks(shared, bytes, site);
+  ++launch_.report.async_copies;
+  if (launch_.options.landing == Landing::kIssue) land(copy);
+  threads_[thread_].copies.push_back(copy);
 }
 
 void Block::commit_copies() {
   Thread& self = threads_[thread_];
-  self.groups.push_back(std::move(self.issued));
-  self.issued.clear();
+  self.group_sizes.push_back(self.copies.size() - self.num_committed);
+  self.num_committed = self.copies.size();
 }
 
 void Block::wait_copies(int num_pending) {
-  auto& groups = threads_[thread_].groups;
-  for (; int(groups.size()) > num_pending; groups.pop_front())
-    for (const Copy& copy : groups.front()) {
-      if (options_.landing == Landing::kWait) land(copy);
-      clocks_.copies_landed(thread_, copy.number);
-    }
+  Thread& self = threads_[thread_];
+  const auto groups_end = self.group_sizes.end() - std::min<std::ptrdiff_t>(num_pending, self.group_sizes.size());
+  const auto copies_end =
+      self.copies.begin() + std::accumulate(self.group_sizes.begin(), groups_end, std::ptrdiff_t(0));
+  for (auto copy = self.copies.begin(); copy < copies_end; ++copy) {
+    if (launch_.options.landing == Landing::kWait) land(*copy);
+    clocks_.copies_landed(thread_, copy->number);
+  }
+  self.num_committed -= copies_end - self.copies.begin();
+  self.copies.erase(self.copies.begin(), copies_end);
+  self.group_sizes.erase(self.group_sizes.begin(), groups_end);
 }
 
 }  // namespace regrow::emulator

@@ -13,13 +13,12 @@ void* shared_memory(int64_t bytes) { return Block::current().shared_memory(bytes
 
 void access_shared(const void* address, int bytes, Access access, Site site) {
   Block& block = Block::current();
-  block.access_shared(block.thread(), address, bytes, access, site);
+  block.access_shared(uint32_t(1) << block.thread() % kWarpLanes, address, bytes, access, site);
   block.tally_banks(address, bytes, site);
 }
 
-void check_shared_of_lane(int lane, const void* address, int bytes, Access access, Site site) {
-  Block& block = Block::current();
-  block.access_shared(block.thread() / kWarpLanes * kWarpLanes + lane, address, bytes, access, site);
+void check_shared_of_lanes(uint32_t lanes, const void* address, int bytes, Access access, Site site) {
+  Block::current().access_shared(lanes, address, bytes, access, site);
 }
 
 void access_global(const void* address, int bytes, Access access, Site site) {
@@ -53,8 +52,8 @@ void named(const char* what, int barrier, int num_threads, bool wait, Site site)
 void sync_named(int barrier, int num_threads, Site site) { named("sync_named", barrier, num_threads, true, site); }
 void arrive_named(int barrier, int num_threads, Site site) { named("arrive_named", barrier, num_threads, false, site); }
 
-void copy_async(void* shared, const void* global, bool real, Site site) {
-  Block::current().copy_async(shared, global, real, site);
+void copy_async(void* shared, const void* global, int bytes, bool real, Site site) {
+  Block::current().copy_async(shared, global, bytes, real, site);
 }
 
 void commit_copies(Site site) {

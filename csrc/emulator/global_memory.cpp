@@ -3,7 +3,8 @@
 namespace regrow::emulator {
 
 void GlobalMemory::add(std::string name, const void* begin, int64_t bytes, int cell_bytes, bool writable) {
-  buffers_.push_back({std::move(name), static_cast<const char*>(begin), bytes, writable, Shadow(bytes, cell_bytes)});
+  buffers_.push_back(
+      {std::move(name), static_cast<const char*>(begin), bytes, writable, Shadow(writable ? bytes : 0, cell_bytes)});
 }
 
 Buffer& GlobalMemory::find(const void* address, int bytes, Access access) {

@@ -53,8 +53,8 @@ class GlobalMemory {
 };
 
 struct Report {
-  std::map<std::string, int64_t> sync_points;   // name -> how many times a thread passed
-  std::map<std::string, int64_t> instructions;  // warp instructions by name
+  std::map<std::string, int64_t> sync_points;                // name -> how many times a thread passed
+  std::map<std::string, int64_t, std::less<>> instructions;  // warp instructions by name
   int64_t async_copies = 0;
   int64_t bank_conflicts = 0;  // cycles beyond the first of each shared access
 };

@@ -78,6 +78,21 @@ GLOBAL void copy_through_shared(const ProbeParams p) {
   }
 }
 
+// The values of T, 4 or 8 bytes, in reverse order; zeros for every other one.
+template <class T>
+GLOBAL void copy_values_through_shared(const ProbeParams p) {
+  SHARED(ProbeSmem, smem);
+  constexpr int kValues = kProbeThreads * sizeof(float) / sizeof(T);
+  const int thread = thread_index();
+  if (thread < kValues)
+    copy_async(reinterpret_cast<T*>(smem.values.data) + thread, reinterpret_cast<const T*>(p.in) + kValues - 1 - thread,
+               thread % 2 == 0);
+  commit_copies();
+  wait_copies<0>();
+  sync_block();
+  store_global(p.out + 63 - thread, smem.values.load(63 - thread));
+}
+
 GLOBAL void shuffles(const ProbeParams p) {
   const float value = load_global(p.in + thread_index());
   store_global(p.out + thread_index(), shuffle(value, lane_index() / 8 * 8) + 100 * shuffle_xor(value, 3));
@@ -171,6 +186,16 @@ GLOBAL void more_shared_than_launched(const ProbeParams) {
 GLOBAL void misaligned_shared(const ProbeParams p) {
   SHARED(ProbeSmem, smem);
   if (thread_index() == 0) copy_async16(smem.values.data + 1, p.in, true);
+}
+
+GLOBAL void misaligned_copy_to_shared(const ProbeParams p) {
+  SHARED(ProbeSmem, smem);
+  copy_async(reinterpret_cast<int64_t*>(smem.values.data + 1), reinterpret_cast<const int64_t*>(p.in), true);
+}
+
+GLOBAL void misaligned_copy_from_global(const ProbeParams p) {
+  SHARED(ProbeSmem, smem);
+  copy_async(reinterpret_cast<int64_t*>(smem.values.data), reinterpret_cast<const int64_t*>(p.in + 1), true);
 }
 
 GLOBAL void copy_past_shared(const ProbeParams p) {

@@ -1,73 +1,120 @@
 #include "emulator/shadow.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
+#include "emulator/sites.h"
+
 namespace regrow::emulator {
-
-Clocks::Clocks(int num_threads)
-    : num_threads_(num_threads),
-      clocks_(num_threads, std::vector<uint32_t>(2 * num_threads, 0)),
-      issued_(num_threads, 0) {
-  for (int thread = 0; thread < num_threads; ++thread) clocks_[thread][thread] = 1;
-}
-
-void Clocks::release(int thread, std::vector<uint32_t>& into) {
-  if (into.empty()) into.assign(2 * num_threads_, 0);
-  for (size_t slot = 0; slot < into.size(); ++slot) into[slot] = std::max(into[slot], clocks_[thread][slot]);
-  ++clocks_[thread][thread];
-}
-
-void Clocks::acquire(int thread, const std::vector<uint32_t>& from) {
-  for (size_t slot = 0; slot < from.size(); ++slot) clocks_[thread][slot] = std::max(clocks_[thread][slot], from[slot]);
-}
-
-void Clocks::copies_landed(int thread, uint32_t copy) {
-  uint32_t& known = clocks_[thread][copy_slot(thread)];
-  known = std::max(known, copy);
-}
-
 namespace {
 
-bool ordered(const Epoch& earlier, const Epoch& self, const std::vector<uint32_t>& known) {
-  return earlier.block == -1 || (earlier.block == self.block && earlier.clock <= known[earlier.slot]);
+constexpr int kLineBytes = 16;
+
+// A thread's later read stands for its earlier ones. Of another block's reads one stands for all.
+void record_read(std::vector<Epoch>& reads, const Epoch& self) {
+  bool recorded = false, another_block = false, some_empty = false;
+  for (Epoch& read : reads) {
+    if (read.block != self.block)
+      read.lanes = std::exchange(another_block, true) ? 0 : read.lanes;
+    else if (read.slot != self.slot)
+      continue;
+    else if (read.clock == self.clock && same_place(read.site, self.site))
+      recorded = true, read.lanes |= self.lanes;
+    else
+      read.lanes &= ~self.lanes;
+    some_empty |= !read.lanes;
+  }
+  if (some_empty) std::erase_if(reads, [](const Epoch& read) { return !read.lanes; });
+  if (!recorded) reads.push_back(self);
 }
 
 }  // namespace
 
-const Epoch* Shadow::access_cell(Cell& cell, Access access, const Epoch& self, const std::vector<uint32_t>& known) {
-  if (!ordered(cell.write, self, known)) {
-    conflict_is_write_ = true;
-    return &cell.write;
-  }
-  if (access == Access::kRead) {
-    // A write ordered after this read is ordered after all that this read is ordered after. Of another block's reads
-    // one stands for all.
-    bool another_block = false;
-    std::erase_if(cell.reads, [&](const Epoch& read) {
-      return read.block == self.block ? ordered(read, self, known) : std::exchange(another_block, true);
-    });
-    cell.reads.push_back(self);
-    return nullptr;
-  }
-  for (const Epoch& read : cell.reads)
-    if (!ordered(read, self, known)) {
-      conflict_is_write_ = false;
-      return &read;
-    }
-  cell.reads.clear();
-  cell.write = self;
-  return nullptr;
+Shadow::Shadow(int64_t bytes, int cell_bytes)
+    : cell_bytes_(cell_bytes), cells_of_line_(kLineBytes / cell_bytes), lines_((bytes + kLineBytes - 1) / kLineBytes) {}
+
+void Shadow::reset() {
+  std::fill(lines_.begin(), lines_.end(), Line());
+  num_taken_ = 0;
 }
 
-const Epoch* Shadow::access(int64_t byte, int bytes, Access access, const Epoch& self,
-                            const std::vector<uint32_t>& known) {
+void Shadow::check_width(int bytes) const {
   if (bytes < cell_bytes_)
     fail("an access of " + std::to_string(bytes) + " bytes, but races are looked for in cells of " +
          std::to_string(cell_bytes_) + ": make them smaller");
-  for (int64_t cell = byte / cell_bytes_; cell <= (byte + bytes - 1) / cell_bytes_; ++cell)
-    if (const Epoch* conflict = access_cell(cells_[cell], access, self, known)) return conflict;
-  return nullptr;
+}
+
+bool Shadow::access(int64_t byte, int bytes, Access access, const Epoch& self, const Clocks& clocks) {
+  check_width(bytes);
+  const int64_t end = byte + bytes;
+  for (int64_t at = byte; at < end;) {
+    const int64_t line = at / kLineBytes, line_end = std::min(end, (line + 1) * kLineBytes);
+    const int first = int(at % kLineBytes) / cell_bytes_, last = int((line_end - 1) % kLineBytes) / cell_bytes_;
+    if (!access_line(lines_[line], first, last + 1 - first, access, self, clocks)) return false;
+    at = line_end;
+  }
+  return true;
+}
+
+bool Shadow::access_line(Line& line, int first_cell, int num_cells, Access access, const Epoch& self,
+                         const Clocks& clocks) {
+  const bool whole = num_cells == cells_of_line_;
+  if (line.cell < 0) line.cell = take_cells(1);
+  if (!whole && !line.split) split(line);
+  if (!line.split) return access_cell(cells_[line.cell], access, self, clocks);
+  for (int cell = line.cell + first_cell; cell < line.cell + first_cell + num_cells; ++cell)
+    if (!access_cell(cells_[cell], access, self, clocks)) return false;
+  line.split = !(whole && access == Access::kWrite);
+  return true;
+}
+
+bool Shadow::access_cell(Cell& cell, Access access, const Epoch& self, const Clocks& clocks) {
+  if (!ordered(cell.write, true, self, clocks)) return false;
+  if (access == Access::kRead) {
+    record_read(cell.reads, self);
+    return true;
+  }
+  for (const Epoch& read : cell.reads)
+    if (!ordered(read, false, self, clocks)) return false;
+  cell.reads.clear();
+  cell.write = self;
+  return true;
+}
+
+bool Shadow::ordered(const Epoch& earlier, bool wrote, const Epoch& self, const Clocks& clocks) {
+  if (earlier.block == -1) return true;
+  for (uint32_t others = earlier.lanes; others; others &= others - 1) {
+    const int slot = earlier.slot + std::countr_zero(others);
+    bool known = earlier.block == self.block;
+    for (uint32_t lanes = self.lanes; lanes && known; lanes &= lanes - 1)
+      known = clocks.knows(clocks.thread_of(self.slot + std::countr_zero(lanes)), slot, earlier.clock);
+    if (known) continue;
+    conflict_ = {earlier, slot, wrote};
+    return false;
+  }
+  return true;
+}
+
+void Shadow::split(Line& line) {
+  if (!std::exchange(line.room, true)) {
+    const int first = take_cells(cells_of_line_);
+    std::swap(cells_[first], cells_[line.cell]);
+    line.cell = first;
+  }
+  for (int cell = 1; cell < cells_of_line_; ++cell) cells_[line.cell + cell] = cells_[line.cell];
+  line.split = true;
+}
+
+int Shadow::take_cells(int count) {
+  const int first = num_taken_;
+  num_taken_ += count;
+  if (num_taken_ > int(cells_.size())) cells_.resize(std::max(2 * cells_.size(), size_t(num_taken_)));
+  for (int cell = first; cell < num_taken_; ++cell) {
+    cells_[cell].write = Epoch();
+    cells_[cell].reads.clear();  // whose memory is kept
+  }
+  return first;
 }
 
 }  // namespace regrow::emulator

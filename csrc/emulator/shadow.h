@@ -3,66 +3,66 @@
 #include <cstdint>
 #include <vector>
 
+#include "emulator/clocks.h"
 #include "platform/emulated.h"
 
 namespace regrow::emulator {
 
-// Happens-before, as vector clocks. Thread t of a block of n acts under slot t, its asynchronous copies under slot
-// n + t; clocks[t][s] is how much of what slot s did thread t has been told of by barriers and waits.
-class Clocks {
- public:
-  explicit Clocks(int num_threads);
-
-  int num_threads() const { return num_threads_; }
-  const std::vector<uint32_t>& of(int thread) const { return clocks_[thread]; }
-  uint32_t now(int thread) const { return clocks_[thread][thread]; }
-
-  // `into` learns all that `thread` knows and did; what the thread does from now on is later.
-  void release(int thread, std::vector<uint32_t>& into);
-  void acquire(int thread, const std::vector<uint32_t>& from);
-
-  uint32_t issue_copy(int thread) { return ++issued_[thread]; }
-  uint32_t copies_issued(int thread) const { return issued_[thread]; }
-  // The thread's copies up to number `copy` have landed, and it knows.
-  void copies_landed(int thread, uint32_t copy);
-  int copy_slot(int thread) const { return num_threads_ + thread; }
-
- private:
-  int num_threads_;
-  std::vector<std::vector<uint32_t>> clocks_;
-  std::vector<uint32_t> issued_;
+// What lanes of one warp did together, or one thread, or one thread's copy: who, when, where in the source.
+struct Epoch {
+  int64_t block = -1;  // -1: nobody yet
+  int slot = 0;        // of the warp's lane 0
+  uint32_t lanes = 0;  // bit i: slot + i took part
+  uint32_t clock = 0;  // the same of all of them
+  Site site;
 };
 
-// One access: who, when, where in the source. Block -1: none yet.
-struct Epoch {
-  int64_t block = -1;
-  int slot = 0;
-  uint32_t clock = 0;
-  Site site;
+struct Conflict {
+  Epoch other;
+  int slot = 0;  // of the one in `other` who is not ordered
+  bool wrote = false;
 };
 
 // The last accesses of each cell of a piece of memory. Accesses of different blocks are never ordered within a launch.
 class Shadow {
  public:
-  Shadow(int64_t bytes, int cell_bytes) : cell_bytes_(cell_bytes), cells_((bytes + cell_bytes - 1) / cell_bytes) {}
+  Shadow(int64_t bytes, int cell_bytes);
 
-  // Records the access of `self`, a thread whose knowledge is `known`, and returns an earlier access that conflicts
-  // with it and is not ordered before it, or null.
-  const Epoch* access(int64_t byte, int bytes, Access access, const Epoch& self, const std::vector<uint32_t>& known);
+  // As if nothing had been accessed.
+  void reset();
 
-  bool wrote(const Epoch* conflict) const { return conflict_is_write_ && conflict; }
+  // Records an access, and tells whether all earlier ones that conflict with it are ordered before it; conflict() is
+  // one that is not. A writer is one lane.
+  bool access(int64_t byte, int bytes, Access access, const Epoch& self, const Clocks& clocks);
+  const Conflict& conflict() const { return conflict_; }
+
+  void check_width(int bytes) const;
 
  private:
   struct Cell {
     Epoch write;
-    std::vector<Epoch> reads;  // those that no later recorded access is ordered after
+    std::vector<Epoch> reads;  // since then; every thread's last one
   };
 
-  const Epoch* access_cell(Cell& cell, Access access, const Epoch& self, const std::vector<uint32_t>& known);
+  // 16 bytes, the largest access. As long as it is accessed as a whole, its first cell stands for all.
+  struct Line {
+    int cell = -1;      // its first; -1: never accessed
+    bool room = false;  // it has all its cells
+    bool split = false;
+  };
+
+  bool access_line(Line& line, int first_cell, int num_cells, Access access, const Epoch& self, const Clocks& clocks);
+  bool access_cell(Cell& cell, Access access, const Epoch& self, const Clocks& clocks);
+  bool ordered(const Epoch& earlier, bool wrote, const Epoch& self, const Clocks& clocks);
+  void split(Line& line);
+  int take_cells(int count);
 
   int cell_bytes_;
-  std::vector<Cell> cells_;
-  bool conflict_is_write_ = false;
+  int cells_of_line_;
+  std::vector<Line> lines_;
+  std::vector<Cell> cells_;  // of lines that were accessed; the first num_taken_ are in use
+  int num_taken_ = 0;
+  Conflict conflict_;
 };
 
 }  // namespace regrow::emulator

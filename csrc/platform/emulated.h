@@ -22,9 +22,10 @@ void* shared_memory(int64_t bytes);
 
 enum class Access { kRead, kWrite };
 
-// Bounds, alignment (to `bytes`) and races. The first also counts the bank conflicts of the warp's access.
+// Bounds, alignment (to `bytes`, a power of two) and races. The first also counts the bank conflicts of the warp's
+// access; the second speaks for some lanes of the warp, who access the place together.
 void access_shared(const void* address, int bytes, Access access, Site site);
-void check_shared_of_lane(int lane, const void* address, int bytes, Access access, Site site);
+void check_shared_of_lanes(uint32_t lanes, const void* address, int bytes, Access access, Site site);
 void access_global(const void* address, int bytes, Access access, Site site);
 
 // Bank conflicts of lanes that access memory together: one for each further cycle.
@@ -36,8 +37,8 @@ void sync_warp(uint32_t lanes, Site site);
 void sync_named(int barrier, int num_threads, Site site);
 void arrive_named(int barrier, int num_threads, Site site);
 
-// 16 bytes from global to shared memory, zeros where not `real`; groups are the calling thread's own.
-void copy_async(void* shared, const void* global, bool real, Site site);
+// `bytes` from global to shared memory, zeros where not `real`; groups are the calling thread's own.
+void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
 void commit_copies(Site site);
 void wait_copies(int num_pending, Site site);
 

@@ -37,26 +37,24 @@ struct LoadMatrix {
   Site site;
 };
 
-// Lane l receives of each matrix m row l/4, columns 2 (l%4) and the next; transposed, of the transpose. The lane that
-// gives an address and those that receive from it must all be ordered after the writes: ldmatrix orders nothing.
+// Lane l receives of each matrix m row l/4, columns 2 (l%4) and the next; transposed, of the transpose. A row is read
+// for the lane that gives its address and for those that receive from it: ldmatrix orders nothing, so all of them must
+// be ordered after the writes, and later writes after all of them.
 template <class T, bool kTransposed>
 void load_matrices(LoadMatrix<T>* const* lanes) {
   for (int m = 0; m < 4; ++m) {
     const void* rows[8];
     for (int r = 0; r < 8; ++r) {
       rows[r] = lanes[m * 8 + r]->row;
-      check_shared_of_lane(m * 8 + r, rows[r], 16, Access::kRead, lanes[0]->site);
+      const uint32_t receivers = kTransposed ? 0x11111111u << r / 2 : 0xfu << r * 4;
+      check_shared_of_lanes(receivers | 1u << (m * 8 + r), rows[r], 16, Access::kRead, lanes[0]->site);
     }
     count_bank_conflicts(rows, 8, 16);
-    const auto value = [&](int lane, int row, int column) -> uint32_t {
-      const T* at = lanes[m * 8 + row]->row + column;
-      check_shared_of_lane(lane, at, 2, Access::kRead, lanes[0]->site);
-      return at->bits;
-    };
+    const auto value = [&](int row, int column) -> uint32_t { return lanes[m * 8 + row]->row[column].bits; };
     for (int lane = 0; lane < kWarpLanes; ++lane) {
       const int major = lane / 4, minor = lane % 4 * 2;
-      *lanes[lane]->pairs[m] = kTransposed ? value(lane, minor, major) | value(lane, minor + 1, major) << 16
-                                           : value(lane, major, minor) | value(lane, major, minor + 1) << 16;
+      *lanes[lane]->pairs[m] = kTransposed ? value(minor, major) | value(minor + 1, major) << 16
+                                           : value(major, minor) | value(major, minor + 1) << 16;
     }
   }
 }

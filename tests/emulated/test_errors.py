@@ -20,6 +20,8 @@ ERRORS = {
     "row_past_a_tile": r"row 8, column 0 of a tile \[8, 64\]",
     "more_shared_than_launched": r"the kernel's Smem has 8448 bytes, the launch asked for 8192",
     "misaligned_shared": r"misaligned: .* writes 16 bytes at byte \d+ of shared memory",
+    "misaligned_copy_to_shared": r"misaligned: .* writes 8 bytes at byte 4 of shared memory",
+    "misaligned_copy_from_global": r"misaligned: .* reads 8 bytes at byte 4 of in",
     "copy_past_shared": r"out of bounds: .* writes 16 bytes at byte 8192 of shared memory, which has 8192",
     "divergent_barrier": r"divergent barrier: .* another lane of the warp came to it at",
     "barrier_without_returned_threads": r"deadlock: .*Threads 0-39 wait at probes.* sync_block; "

@@ -17,6 +17,8 @@ RIGHT_KERNELS = {
     "reverse_by_warp": lambda x: x[LANE ^ 31],
     "producer_consumer": lambda x: x[LANE ^ 31],
     "copy_through_shared": lambda x: np.where(63 - LANE < 32, x.reshape(16, 4)[::-1].ravel()[63 - LANE], 0),
+    "copy_4_bytes": lambda x: np.where(LANE % 2, 0, x[63 - LANE]),
+    "copy_8_bytes": lambda x: np.where(LANE // 2 % 2, 0, x.reshape(32, 2)[::-1].ravel()),
     "shuffles": lambda x: x[LANE // 8 * 8] + np.float32(100) * x[LANE ^ 3],
     "half_warp_shuffles": lambda x: x[LANE ^ 5],
 }
@@ -38,6 +40,12 @@ def test_each_barrier_matters(name, num_points, emulator, assert_each_sync_point
 def test_each_step_of_a_copy_matters(emulator, assert_each_sync_point_matters):
     points = assert_each_sync_point_matters(probe(emulator, "copy_through_shared"))
     assert [point.split()[1] for point in points] == ["commit_copies", "wait_copies", "sync_block", "sync_block"]
+
+
+@pytest.mark.parametrize("name", ["copy_4_bytes", "copy_8_bytes"])
+def test_each_step_of_a_narrow_copy_matters(name, emulator, assert_each_sync_point_matters):
+    points = assert_each_sync_point_matters(probe(emulator, name))
+    assert [point.split()[1] for point in points] == ["commit_copies", "wait_copies", "sync_block"]
 
 
 def test_exp2(emulator, every_way):

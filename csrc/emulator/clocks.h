@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace regrow::emulator {
+
+// Happens-before, as vector clocks. Thread t of a block of n acts under slot t, its asynchronous copies under slot
+// n + t. A thread knows of a slot how much of what it did barriers and waits have told the thread of.
+//
+// All who leave a barrier know the same, but for what they do themselves: they share one clock, and a barrier costs a
+// pass over the slots for each clock that comes to it, not for each thread.
+class Clocks {
+  using Clock = std::shared_ptr<uint32_t[]>;  // of each slot
+
+ public:
+  // What those who came to a barrier know together.
+  struct Meeting {
+    Clock known;
+    Clock last_told;  // what the one before came with, which need not be added again
+  };
+
+  explicit Clocks(int num_threads);
+
+  int num_threads() const { return num_threads_; }
+  int copy_slot(int thread) const { return num_threads_ + thread; }
+  int thread_of(int slot) const { return slot < num_threads_ ? slot : slot - num_threads_; }
+
+  uint32_t now(int thread) const { return threads_[thread].now; }
+
+  // Has the thread been told of what `slot` did at `clock`?
+  bool knows(int thread, int slot, uint32_t clock) const {
+    const Thread& t = threads_[thread];
+    if (slot == thread) return true;
+    return clock <= (slot == copy_slot(thread) ? t.landed : t.told[slot]);
+  }
+
+  // `meeting` learns all that the thread knows and did; what the thread does from now on is later.
+  void release(int thread, Meeting& meeting);
+  // The thread, which released into `meeting`, learns what all who did so know.
+  void acquire(int thread, const Meeting& meeting) { threads_[thread].told = meeting.known; }
+
+  // The number of a new copy of the thread's, and news that those up to a number have landed.
+  uint32_t issue_copy(int thread) { return ++threads_[thread].issued; }
+  void copies_landed(int thread, uint32_t copy);
+
+ private:
+  struct Thread {
+    Clock told;           // by its last barrier; out of date in the thread's own two slots
+    uint32_t now = 1;     // the thread's own slot
+    uint32_t landed = 0;  // its copies' slot
+    uint32_t issued = 0;
+  };
+
+  int num_threads_;
+  std::vector<Thread> threads_;
+};
+
+}  // namespace regrow::emulator
