@@ -67,7 +67,7 @@ void Block::collective(const char* name, uint32_t lanes, void* operands, void (*
   std::vector<Collective>& pending = collectives_[warp];
   size_t at = 0;
   while (at < pending.size() && !(pending[at].lanes & lanes)) ++at;
-  if (at == pending.size()) pending.push_back({name, site, lanes, 0, {}});
+  if (at == pending.size()) pending.push_back({name, site, lanes});
   Collective& c = pending[at];
   if (!same_text(c.name, name) || c.lanes != lanes || !same_place(c.site, site))
     throw Failure("divergent collective: " + name_of(name, site) + ", another lane of the warp is at " +
@@ -75,10 +75,9 @@ void Block::collective(const char* name, uint32_t lanes, void* operands, void (*
   c.operands[lane] = operands;
   c.arrived |= self;
   if (c.arrived != lanes) return wait_at(name, site);
-  const Collective complete = c;
-  pending.erase(pending.begin() + std::ptrdiff_t(at));
   ++launch_.report.instructions[name];
-  body(complete.operands);
+  body(c.operands);
+  pending.erase(pending.begin() + std::ptrdiff_t(at));
   for (int other = 0; other < kWarpLanes; ++other)
     if (lanes >> other & 1) wake(warp * kWarpLanes + other);
 }
