@@ -41,10 +41,9 @@ struct Barrier {
 
 // A warp instruction for which lanes are being collected.
 struct Collective {
-  const char* name;
+  const char* name = "";
   Site site;
-  uint32_t lanes;
-  uint32_t arrived = 0;
+  uint32_t lanes = 0, arrived = 0;
   void* operands[kWarpLanes] = {};
 };
 
@@ -105,6 +104,7 @@ class Block {
   void wait_at(const char* what, Site site, int barrier = 0);
   void wake(int thread) { states_[thread] = State::kReady; }
   void stop(std::string text);
+  Collective& join_collective(const char* name, uint32_t lanes, Site site);  // the one that the lane has come to
   std::string describe_waiting() const;
   int64_t check_shared_place(const void* address, int bytes, Access access, Site site) const;  // -> its byte
   std::string describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
