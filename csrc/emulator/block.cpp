@@ -16,10 +16,10 @@ constexpr int kSharedCellBytes = 2;  // the smallest value that kernels keep in 
 alignas(1024) unsigned char shared_bytes[kMaxSharedBytes];
 
 // Stacks are kept: mapping a thousand of them takes longer than running a small block.
-std::vector<Fiber>& fibers(int num_threads) {
+Fiber* fibers(int num_threads) {
   static std::vector<Fiber> all;
   while (int(all.size()) < num_threads) all.emplace_back();
-  return all;
+  return all.data();
 }
 
 }  // namespace
@@ -33,6 +33,7 @@ Block::Block(Launch& launch, int64_t index, int index_y)
       index_y_(index_y),
       flat_index_(index_y * launch.shape.blocks + index),
       threads_(shape_.threads),
+      states_(shape_.threads, State::kReady),
       order_(shape_.threads),
       position_(shape_.threads),
       barriers_(kNumBarriersOfBlock),
@@ -55,10 +56,10 @@ Block::Block(Launch& launch, int64_t index, int index_y)
 Block::~Block() { current_ = nullptr; }
 
 void Block::run() {
-  std::vector<Fiber>& all = fibers(shape_.threads);
-  for (int thread = 0; thread < shape_.threads; ++thread) all[thread].start_at(&Block::run_thread);
+  fibers_ = fibers(shape_.threads);
+  for (int thread = 0; thread < shape_.threads; ++thread) fibers_[thread].start_at(&Block::run_thread);
   thread_ = order_[0];
-  switch_fiber(nullptr, &all[thread_]);
+  switch_fiber(nullptr, &fibers_[thread_]);
   if (failure_) throw Failure(*failure_);
   for (int id = 0; id < kNumBarriersOfBlock; ++id)
     if (barriers_[id].arrived)
@@ -75,14 +76,14 @@ void Block::run_thread() {
     block.stop(error.what());
   }
   // The exception is gone before the stack is left: its bookkeeping belongs to the OS thread.
-  block.threads_[block.thread_].state = State::kReturned;
+  block.states_[block.thread_] = State::kReturned;
   ++block.num_returned_;
   try {
     if (!block.failure_ && block.num_returned_ < block.shape_.threads) block.resume_next();
   } catch (const std::exception& error) {
     block.stop(error.what());
   }
-  switch_fiber(&fibers(0)[block.thread_], nullptr);
+  switch_fiber(&block.fibers_[block.thread_], nullptr);
 }
 
 void Block::stop(std::string text) {
@@ -96,9 +97,9 @@ void Block::resume_next() {
   for (int step = 0; step < shape_.threads; ++step) {
     if (++position == shape_.threads) position = 0;
     const int next = order_[position];
-    if (threads_[next].state != State::kReady) continue;
+    if (states_[next] != State::kReady) continue;
     thread_ = next;
-    if (next != from) switch_fiber(&fibers(0)[from], &fibers(0)[next]);
+    if (next != from) switch_fiber(&fibers_[from], &fibers_[next]);
     return;
   }
   throw Failure("deadlock: no thread of the block can run. " + describe_waiting());
@@ -106,7 +107,7 @@ void Block::resume_next() {
 
 void Block::wait_at(const char* what, Site site, int barrier) {
   Thread& self = threads_[thread_];
-  self.state = State::kWaiting;
+  states_[thread_] = State::kWaiting;
   self.waiting_for = what;
   self.waiting_at = site;
   self.waiting_barrier = barrier;
@@ -118,7 +119,7 @@ std::string Block::describe_waiting() const {
   std::string text;
   const auto place = [&](int thread) {
     const Thread& t = threads_[thread];
-    if (t.state == State::kReturned) return std::string("returned");
+    if (states_[thread] == State::kReturned) return std::string("returned");
     return "wait at " + name_of(t.waiting_for, t.waiting_at) +
            (t.waiting_barrier ? " of barrier " + std::to_string(t.waiting_barrier) : "");
   };

@@ -19,10 +19,9 @@ struct Copy {
   uint32_t number;  // of the thread's copies
 };
 
-enum class State { kReady, kWaiting, kReturned };
+enum class State : uint8_t { kReady, kWaiting, kReturned };
 
 struct Thread {
-  State state = State::kReady;
   const char* waiting_for = "";  // with the place and, of a named barrier, its number
   Site waiting_at;
   int waiting_barrier = 0;
@@ -42,10 +41,10 @@ struct Barrier {
 
 // A warp instruction for which lanes are being collected.
 struct Collective {
-  const char* name;
+  const char* name = "";
   Site site;
-  uint32_t lanes, arrived;
-  void* operands[kWarpLanes];
+  uint32_t lanes = 0, arrived = 0;
+  void* operands[kWarpLanes] = {};
 };
 
 // What the blocks of a launch share.
@@ -103,8 +102,9 @@ class Block {
   static void run_thread();  // the entry of each fiber
   void resume_next();        // switches to the next ready thread; fails when there is none
   void wait_at(const char* what, Site site, int barrier = 0);
-  void wake(int thread) { threads_[thread].state = State::kReady; }
+  void wake(int thread) { states_[thread] = State::kReady; }
   void stop(std::string text);
+  Collective& join_collective(const char* name, uint32_t lanes, Site site);  // the one that the lane has come to
   std::string describe_waiting() const;
   int64_t check_shared_place(const void* address, int bytes, Access access, Site site) const;  // -> its byte
   std::string describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
@@ -122,7 +122,9 @@ class Block {
   int index_y_;
   int64_t flat_index_;
 
+  Fiber* fibers_ = nullptr;  // of each thread
   std::vector<Thread> threads_;
+  std::vector<State> states_;  // apart from threads_: searched at each switch
   std::vector<int> order_;     // the threads in the order in which they get their turn
   std::vector<int> position_;  // of a thread in `order_`
   int thread_ = 0;             // the one that runs

@@ -59,26 +59,33 @@ void Block::sync_warp(uint32_t lanes, Site site) {
       site);
 }
 
+Collective& Block::join_collective(const char* name, uint32_t lanes, Site site) {
+  std::vector<Collective>& pending = collectives_[thread_ / kWarpLanes];
+  for (Collective& c : pending) {
+    if (!(c.lanes & lanes)) continue;
+    if (!same_text(c.name, name) || c.lanes != lanes || !same_place(c.site, site))
+      throw Failure("divergent collective: " + name_of(name, site) + ", another lane of the warp is at " +
+                    name_of(c.name, c.site) + (c.lanes != lanes ? " for other lanes" : ""));
+    return c;
+  }
+  Collective& c = pending.emplace_back();
+  c.name = name;
+  c.site = site;
+  c.lanes = lanes;
+  return c;
+}
+
 void Block::collective(const char* name, uint32_t lanes, void* operands, void (*body)(void* const*), Site site) {
   const int lane = thread_ % kWarpLanes, warp = thread_ / kWarpLanes;
-  const uint32_t self = uint32_t(1) << lane;
-  if (!(lanes & self))
+  if (!(lanes & own_bit()))
     throw Failure(name_of(name, site) + ": lane " + std::to_string(lane) + " is not in its own mask");
-  std::vector<Collective>& pending = collectives_[warp];
-  size_t at = 0;
-  while (at < pending.size() && !(pending[at].lanes & lanes)) ++at;
-  if (at == pending.size()) pending.push_back({name, site, lanes, 0, {}});
-  Collective& c = pending[at];
-  if (!same_text(c.name, name) || c.lanes != lanes || !same_place(c.site, site))
-    throw Failure("divergent collective: " + name_of(name, site) + ", another lane of the warp is at " +
-                  name_of(c.name, c.site) + (c.lanes != lanes ? " for other lanes" : ""));
+  Collective& c = join_collective(name, lanes, site);
   c.operands[lane] = operands;
-  c.arrived |= self;
+  c.arrived |= own_bit();
   if (c.arrived != lanes) return wait_at(name, site);
-  const Collective complete = c;
-  pending.erase(pending.begin() + std::ptrdiff_t(at));
   ++launch_.report.instructions[name];
-  body(complete.operands);
+  body(c.operands);
+  collectives_[warp].erase(collectives_[warp].begin() + (&c - collectives_[warp].data()));
   for (int other = 0; other < kWarpLanes; ++other)
     if (lanes >> other & 1) wake(warp * kWarpLanes + other);
 }

@@ -6,6 +6,7 @@
 #include "platform/numbers.h"
 #include "platform/sync.h"
 #include "tile/copy.h"
+#include "tile/mma.h"
 
 namespace regrow {
 
@@ -91,6 +92,25 @@ GLOBAL void copy_values_through_shared(const ProbeParams p) {
   wait_copies<0>();
   sync_block();
   store_global(p.out + 63 - thread, smem.values.load(63 - thread));
+}
+
+// Each lane writes a row of its own, ldmatrix hands out the rows of others, each lane writes its row again.
+GLOBAL void matrices_of_own_rows(const ProbeParams p) {
+  struct Smem {
+    SharedArray<Vector16, kProbeThreads> rows;
+  };
+  SHARED(Smem, smem);
+  const int thread = thread_index();
+  const float value = load_global(p.in + thread);
+  const uint32_t pair = pack<bf16>(value, value);
+  smem.rows.store(thread, {{pair, pair, pair, pair}});
+  sync_warp();
+  uint32_t matrices[4];
+  load_matrix_x4<false>(reinterpret_cast<const bf16*>(smem.rows.address(thread)), matrices[0], matrices[1], matrices[2],
+                        matrices[3]);
+  sync_warp();
+  smem.rows.store(thread, {});
+  store_global(p.out + thread, unpack_low<bf16>(matrices[0]) + 100 * unpack_high<bf16>(matrices[3]));
 }
 
 GLOBAL void shuffles(const ProbeParams p) {

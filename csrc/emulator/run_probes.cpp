@@ -22,6 +22,7 @@ const std::map<std::string, Probe>& probes_by_name() {
       PROBE(copy_through_shared),
       {"copy_4_bytes", &probes::copy_values_through_shared<int32_t>},
       {"copy_8_bytes", &probes::copy_values_through_shared<int64_t>},
+      PROBE(matrices_of_own_rows),
       PROBE(shuffles),
       PROBE(half_warp_shuffles),
       PROBE(exponentials),

@@ -60,8 +60,10 @@ bool Shadow::access(int64_t byte, int bytes, Access access, const Epoch& self, c
 bool Shadow::access_line(Line& line, int first_cell, int num_cells, Access access, const Epoch& self,
                          const Clocks& clocks) {
   const bool whole = num_cells == cells_of_line_;
-  if (line.cell < 0) line.cell = take_cells(1);
-  if (!whole && !line.split) split(line);
+  if (!whole && !line.split)
+    split(line);
+  else if (line.cell < 0)
+    line.cell = take_cells(1);
   if (!line.split) return access_cell(cells_[line.cell], access, self, clocks);
   for (int cell = line.cell + first_cell; cell < line.cell + first_cell + num_cells; ++cell)
     if (!access_cell(cells_[cell], access, self, clocks)) return false;
@@ -97,19 +99,16 @@ bool Shadow::ordered(const Epoch& earlier, bool wrote, const Epoch& self, const 
 }
 
 void Shadow::split(Line& line) {
-  if (!std::exchange(line.room, true)) {
-    const int first = take_cells(cells_of_line_);
-    std::swap(cells_[first], cells_[line.cell]);
-    line.cell = first;
-  }
-  for (int cell = 1; cell < cells_of_line_; ++cell) cells_[line.cell + cell] = cells_[line.cell];
+  const int before = line.cell;
+  if (!std::exchange(line.room, true)) line.cell = take_cells(cells_of_line_);
+  for (int cell = 0; cell < cells_of_line_ && before >= 0; ++cell) cells_[line.cell + cell] = cells_[before];
   line.split = true;
 }
 
 int Shadow::take_cells(int count) {
   const int first = num_taken_;
   num_taken_ += count;
-  if (num_taken_ > int(cells_.size())) cells_.resize(std::max(2 * cells_.size(), size_t(num_taken_)));
+  if (num_taken_ > int(cells_.size())) cells_.resize(2 * std::max(cells_.size(), lines_.size()) + count);
   for (int cell = first; cell < num_taken_; ++cell) {
     cells_[cell].write = Epoch();
     cells_[cell].reads.clear();  // whose memory is kept

@@ -66,25 +66,30 @@ struct Mma {
   const FragmentB<T>* b;
 };
 
-template <class T>
-float half_of(uint32_t pair, int i) {
-  return i % 2 ? unpack_high<T>(pair) : unpack_low<T>(pair);
-}
-
+// Every sum takes its products in the order of k; the eight columns of a row go together.
 template <class T>
 void multiply(Mma<T>* const* lanes) {
-  float a[16][16], b[16][8];
+  using Row = float __attribute__((vector_size(32)));
+  float a[16][16];
+  Row b[16], c[16];
   for (int lane = 0; lane < kWarpLanes; ++lane) {
+    const Mma<T>& own = *lanes[lane];
     const int group = lane / 4, pair = lane % 4 * 2;
-    for (int i = 0; i < 8; ++i)
-      a[group + 8 * (i / 2 % 2)][8 * (i / 4) + pair + i % 2] = half_of<T>(lanes[lane]->a->pairs[i / 2], i);
-    for (int i = 0; i < 4; ++i) b[8 * (i / 2) + pair + i % 2][group] = half_of<T>(lanes[lane]->b->pairs[i / 2], i);
-  }
-  for (int lane = 0; lane < kWarpLanes; ++lane)
     for (int i = 0; i < 4; ++i) {
-      float& c = lanes[lane]->c->values[i];
-      for (int k = 0; k < 16; ++k) c += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+      float* at = &a[group + i % 2 * 8][pair + i / 2 * 8];
+      at[0] = unpack_low<T>(own.a->pairs[i]);
+      at[1] = unpack_high<T>(own.a->pairs[i]);
     }
+    for (int i = 0; i < 2; ++i) {
+      b[pair + i * 8][group] = unpack_low<T>(own.b->pairs[i]);
+      b[pair + i * 8 + 1][group] = unpack_high<T>(own.b->pairs[i]);
+    }
+    for (int i = 0; i < 4; ++i) c[group + i / 2 * 8][pair + i % 2] = own.c->values[i];
+  }
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k) c[row] += a[row][k] * b[k];
+  for (int lane = 0; lane < kWarpLanes; ++lane)
+    for (int i = 0; i < 4; ++i) lanes[lane]->c->values[i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 
 }  // namespace emulator

@@ -48,6 +48,14 @@ def test_each_step_of_a_narrow_copy_matters(name, emulator, assert_each_sync_poi
     assert [point.split()[1] for point in points] == ["commit_copies", "wait_copies", "sync_block"]
 
 
+def test_ldmatrix_reads_for_all_lanes_of_a_row(emulator, every_way, assert_each_sync_point_matters):
+    run = probe(emulator, "matrices_of_own_rows", np.float32(LANE))
+    out, _ = every_way(run)
+    first = LANE // 32 * 32 + LANE % 32 // 4
+    np.testing.assert_array_equal(out, first + 100 * (first + 24))
+    assert len(assert_each_sync_point_matters(run)) == 2
+
+
 def test_exp2(emulator, every_way):
     inputs = np.resize(np.float32([0, -0.0, 1, -1, 0.5, 10.3, -126, -126.5, -149, 127.9, 128, 1e-39, 100]), 64)
     inputs[-3:] = [np.inf, -np.inf, np.nan]
