@@ -28,6 +28,7 @@ struct ForwardTiling {
   int heads;          // query heads of a tile
   int inverse_heads;  // row / heads is row * inverse_heads >> 16: exact below 128 rows and spares a division
   int units;          // query_heads / heads: each item of the plan is run for each
+  int share;          // in how many items the plan cut its work, at most
   int64_t max_items, max_merges, max_slots;  // what every plan of this shape stays within
 };
 
@@ -57,6 +58,7 @@ inline ForwardTiling forward_tiling(const AttentionParams& p, int rows, int mult
   t.heads = heads_of_tile(p.query_heads / p.kv_heads, rows);
   t.inverse_heads = (65'536 + t.heads - 1) / t.heads;
   t.units = p.query_heads / t.heads;
+  t.share = tiles.items;
   t.max_items = max_forward_items(query_tiles, tiles);
   t.max_merges = splits ? std::min(query_tiles, max_merges(tiles)) : 0;
   t.max_slots = splits ? std::min(query_tiles * pieces_of_tile, max_slots(tiles)) : 0;
