@@ -26,12 +26,12 @@ bench: build $(VENV)/test.stamp
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
 
 format: $(VENV)/lint.stamp
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format --quiet .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu')
+	$(BIN)/clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cuh' '*.cu')
 
 clean:
 	rm -rf $(VENV) build python/regrow/*.so python/*.egg-info

@@ -6,8 +6,8 @@ HEADER = namedtuple(
     "Header",
     "magic num_words words_checksum num_tokens num_queries num_keys query_start key_start window indexed "
     "tree_checksum query_checksum "
-    "query_tile key_tile num_query_tiles num_key_tiles num_forward_items forward_items forward_runs forward_start "
-    "num_merges merges num_slots num_backward_items backward_items backward_runs num_unseen unseen",
+    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles num_forward_items forward_items forward_runs forward_start "
+    "num_merges merges num_slots num_backward_items backward_items backward_runs num_unseen seen_keys",
 )
 Run = namedtuple("Run", "begin end partial ordinal")
 ForwardItem = namedtuple("ForwardItem", "query_tile runs slot")
@@ -16,7 +16,7 @@ BackwardItem = namedtuple("BackwardItem", "key_tile runs turn")
 
 
 class Plan:
-    """`forward`, `merges`, `backward` and `unseen` are lists; an item's runs are those of key or of query tiles."""
+    """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key; an item's runs are those of key or of query tiles."""
 
     def __init__(self, words):
         words = words.tolist()
@@ -37,7 +37,7 @@ class Plan:
             BackwardItem(tile, runs(h.backward_runs, begin, end), turn)
             for tile, begin, end, turn in rows(h.backward_items, h.num_backward_items, 4)
         ]
-        self.unseen = rows(h.unseen, h.num_unseen, 2)
+        self.seen = [bool(words[h.seen_keys + key // 32] >> key % 32 & 1) for key in range(h.num_key_tiles * h.key_tile)]
 
     def forward_tiles(self):
         """(query tile, key tile, partial) of all the work, item by item."""

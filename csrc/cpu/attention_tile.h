@@ -78,9 +78,7 @@ struct KeyMasks {
       depth[j] = j < r.num_keys ? IntOf<Acc>(r.position_ids[r.key_start + j]) : 0;
     }
     if (!unseen) return;
-    std::fill(unseen, unseen + count, uint8_t(0));
-    for (int i = 0; i < h.num_unseen; ++i)
-      std::fill(unseen + plan.unseen()[i].begin, unseen + plan.unseen()[i].end, uint8_t(1));
+    for (int64_t j = 0; j < count; ++j) unseen[j] = !plan.sees_key(j);
   }
 };
 

@@ -78,26 +78,6 @@ namespace {
 
 constexpr int64_t kSumColumns = 1024;  // sums of one row under way: 4 or 8 KiB, a part of the first cache
 
-// Counting sort of the sources by destination: row r's are order[start[r]] .. order[start[r + 1] - 1], ascending.
-struct Sources {
-  int64_t* start;  // [num_rows + 1]
-  int64_t* order;  // [num_src_rows]
-  int64_t largest_count = 0;
-
-  explicit Sources(const ScatterParams& p) : start(p.workspace), order(p.workspace + p.num_rows + 1) {
-    std::memset(start, 0, (p.num_rows + 1) * sizeof(int64_t));
-    for (int64_t i = 0; i < p.num_src_rows; ++i) ++start[p.index[i] + 1];
-    int64_t sum = 0;
-    for (int64_t r = 1; r <= p.num_rows; ++r) {  // start[r + 1] becomes the place of row r's next source
-      const int64_t count = start[r];
-      start[r] = sum;
-      sum += count;
-      largest_count = std::max(largest_count, count);
-    }
-    for (int64_t i = 0; i < p.num_src_rows; ++i) order[start[p.index[i] + 1]++] = i;
-  }
-};
-
 // The rows of src that a task sums, one after the other; `source(k + ahead)` is the one to ask for while reading k.
 template <class S>
 struct SourceRows {
@@ -149,11 +129,11 @@ void sum_row(ComputeOf<S>* to, bool stream, const SourceRows<S>& source, int64_t
 }
 
 template <class S>
-void sum_block(const ScatterParams& p, const Sources& sources, const Blocks::Block& block, bool stream) {
+void sum_block(const ScatterParams& p, const Blocks::Block& block, bool stream) {
   using T = ComputeOf<S>;
   alignas(64) static constexpr S kZeros[kSumColumns] = {};
   const int64_t columns = block.column_end - block.column_begin, bytes = columns * int64_t(sizeof(S));
-  const SourceRows<S> source = {static_cast<const S*>(p.src) + block.column_begin, sources.order, p.src_stride,
+  const SourceRows<S> source = {static_cast<const S*>(p.src) + block.column_begin, p.order, p.src_stride,
                                 p.num_src_rows - 1, divide_up(kPrefetchBytes, bytes)};
   const auto copy = [&](S* to, const S* from, const S* next) {
     if (stream)
@@ -163,7 +143,7 @@ void sum_block(const ScatterParams& p, const Sources& sources, const Blocks::Blo
       std::memcpy(to, from, bytes);
   };
   for (int64_t r = block.row_begin; r < block.row_end; ++r) {
-    const int64_t begin = sources.start[r], end = sources.start[r + 1];
+    const int64_t begin = p.start[r], end = p.start[r + 1];
     S* out = static_cast<S*>(p.out) + r * p.row_size + block.column_begin;
     if (begin == end) {
       copy(out, kZeros, kZeros);
@@ -184,24 +164,24 @@ void sum_block(const ScatterParams& p, const Sources& sources, const Blocks::Blo
 
 // Rows shorter than a vector.
 template <class S>
-void sum_short_rows(const ScatterParams& p, const Sources& sources, int64_t row_begin, int64_t row_end) {
+void sum_short_rows(const ScatterParams& p, int64_t row_begin, int64_t row_end) {
   const S* src = static_cast<const S*>(p.src);
   S* out = static_cast<S*>(p.out);
   for (int64_t r = row_begin; r < row_end; ++r)
     for (int64_t c = 0; c < p.row_size; ++c) {
       ComputeOf<S> sum = 0;
-      for (int64_t i = sources.start[r]; i < sources.start[r + 1]; ++i)
-        sum += Number<S>::from(src[sources.order[i] * p.src_stride + c]);
+      for (int64_t i = p.start[r]; i < p.start[r + 1]; ++i) sum += Number<S>::from(src[p.order[i] * p.src_stride + c]);
       out[r * p.row_size + c] = Number<S>::to(sum);
     }
 }
 
 template <class S>
 void scatter_as(const ScatterParams& p, const Executor& executor) {
-  const Sources sources(p);
+  int64_t largest_count = 0;
+  for (int64_t r = 0; r < p.num_rows; ++r) largest_count = std::max(largest_count, p.start[r + 1] - p.start[r]);
   const int64_t row_bytes = p.row_size * int64_t(sizeof(S));
   // Few destinations of very many sources: their columns keep the workers busy.
-  const bool lopsided = sources.largest_count * 16 > p.num_src_rows + p.num_rows;
+  const bool lopsided = largest_count * 16 > p.num_src_rows + p.num_rows;
   const int64_t widest = lopsided ? 1024 / int64_t(sizeof(S)) : kSumColumns;
   const int64_t mean_count = 1 + p.num_src_rows / p.num_rows;
   const Blocks blocks = {p.num_rows, p.row_size, std::max<int64_t>(1, kTaskBytes / (row_bytes * mean_count)),
@@ -211,9 +191,9 @@ void scatter_as(const ScatterParams& p, const Executor& executor) {
   executor.for_each(blocks.size(), [&](int64_t task, int) {
     const Blocks::Block block = blocks[task];
     if (is_short)
-      sum_short_rows<S>(p, sources, block.row_begin, block.row_end);
+      sum_short_rows<S>(p, block.row_begin, block.row_end);
     else
-      sum_block<S>(p, sources, block, stream);
+      sum_block<S>(p, block, stream);
   });
 }
 

@@ -30,6 +30,7 @@ PYBIND11_MODULE(regrow_emulator, m) {
       .def_readonly("instructions", &Report::instructions)
       .def_readonly("async_copies", &Report::async_copies)
       .def_readonly("bank_conflicts", &Report::bank_conflicts);
+  bind_attention(m);
   bind_kernels(m);
   bind_probes(m);
 }

@@ -73,7 +73,7 @@ GLOBAL void program(const ProgramParams p) {
         wait_copies<1>();
         break;
       case Operation::kLoadMatrices:
-        load_matrix_x4<false>(reinterpret_cast<const bf16*>(smem.rows.address(place)), matrices[0], matrices[1],
+        load_matrix_x4<false>(reinterpret_cast<const bf16*>(smem.rows.address(0)), 8 * place, matrices[0], matrices[1],
                               matrices[2], matrices[3]);
         break;
       case Operation::kSyncWarp:

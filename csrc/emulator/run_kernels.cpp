@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "emulator/runs.h"
 #include "kernels/logits_rows.cuh"
@@ -64,6 +66,7 @@ py::tuple run_replay_gather(const py::array& src, const Array<int64_t>& index, c
   dispatch_replay_gather({.src = src.data(),
                           .index = index.data(),
                           .out = out.mutable_data(),
+                          .num_src_rows = src.shape(0),
                           .num_rows = index.size(),
                           .src_stride = src.strides(0),
                           .row_bytes = src.shape(1) * src.itemsize()},
@@ -71,38 +74,36 @@ py::tuple run_replay_gather(const py::array& src, const Array<int64_t>& index, c
   return py::make_tuple(out, report);
 }
 
-// start [num_rows + 1] and order [num_src_rows] of ScatterParams: a stable sort of the sources by destination.
-Array<int64_t> sorted_sources(const Array<int64_t>& index, int64_t num_rows) {
-  Array<int64_t> workspace(num_rows + 1 + index.size());
-  int64_t* start = workspace.mutable_data();
-  int64_t* order = start + num_rows + 1;
-  for (int64_t row = 0, at = 0; row <= num_rows; ++row) {
-    start[row] = at;
-    for (int64_t i = 0; i < index.size(); ++i)
-      if (index.at(i) == row) order[at++] = i;
-  }
-  return workspace;
+// start [num_rows + 1] and order [num_src_rows] of ScatterParams, as a sort and a search would make them of any values.
+std::pair<Array<int64_t>, Array<int64_t>> sorted_sources(const Array<int64_t>& index, int64_t num_rows) {
+  std::vector<int64_t> order(index.size()), start(num_rows + 1);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return index.at(a) < index.at(b); });
+  for (int64_t row = 0; row <= num_rows; ++row)
+    start[row] = std::count_if(index.data(), index.data() + index.size(), [&](int64_t i) { return i < row; });
+  return {Array<int64_t>(start.size(), start.data()), Array<int64_t>(order.size(), order.data())};
 }
 
 py::tuple run_replay_scatter(const py::array& src, const Array<int64_t>& index, int64_t num_rows,
                              const std::string& dtype, const Options& options) {
   CHECK(src.ndim() == 2 && src.shape(0) == index.size(), "src must be [rows, row], index [rows]");
   py::array out = poisoned_like(src, {num_rows, src.shape(1)});
-  Array<int64_t> workspace = sorted_sources(index, num_rows);
+  const auto [start, order] = sorted_sources(index, num_rows);
   GlobalMemory memory;
   add_input(memory, "src", src);
-  add_input(memory, "workspace", workspace);
+  add_input(memory, "start", start);
+  add_input(memory, "order", order);
   add_output(memory, "out", out);
   Report report;
   dispatch_replay_scatter({.src = src.data(),
-                           .index = index.data(),
+                           .start = start.data(),
+                           .order = order.data(),
                            .out = out.mutable_data(),
                            .num_src_rows = src.shape(0),
                            .num_rows = num_rows,
                            .src_stride = src.shape(1),
                            .row_size = src.shape(1),
-                           .dtype = dtype_named(dtype),
-                           .workspace = workspace.mutable_data()},
+                           .dtype = dtype_named(dtype)},
                           launcher(memory, options, report));
   return py::make_tuple(out, report);
 }

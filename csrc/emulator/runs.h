@@ -37,6 +37,7 @@ inline auto launcher(GlobalMemory& memory, const Options& options, Report& repor
   };
 }
 
+void bind_attention(py::module_& m);
 void bind_kernels(py::module_& m);
 void bind_probes(py::module_& m);
 

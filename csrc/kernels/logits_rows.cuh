@@ -5,6 +5,7 @@
 
 #include "kernels/logits_params.h"
 #include "platform/numbers.h"
+#include "platform/require.h"
 #include "tile/copy.h"
 #include "tile/reduce.h"
 
@@ -93,6 +94,10 @@ GLOBAL void LAUNCH_BOUNDS(LogitsRowConfig::kThreads) logits_pick(const LogitsPic
   const int64_t target = block_index() * LogitsRowConfig::kThreads + thread_index();
   if (target >= p.num_targets) return;
   const int64_t row = load_global(p.target_row + target), token = load_global(p.target_token + target);
+  require(row >= 0 && row < p.rows.num_rows,
+          "target_row must be in [0, rows of logits): look at target_row.min() and .max()");
+  require(token >= 0 && token < p.rows.vocabulary,
+          "target_token must be in [0, vocabulary): look at target_token.min() and .max()");
   const S logit = load_global(static_cast<const S*>(p.rows.logits) + row * p.rows.row_stride + token);
   const LogitScale<T, kCapped> x(p.rows);
   const double logp = x.scale * x.bounded(to_sum(logit)) - load_global(p.rows.lse + row);

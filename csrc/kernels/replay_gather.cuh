@@ -2,6 +2,7 @@
 
 #include "kernels/gather_params.h"
 #include "platform/memory.h"
+#include "platform/require.h"
 #include "tile/copy.h"
 
 namespace regrow {
@@ -20,7 +21,10 @@ GLOBAL void LAUNCH_BOUNDS(ReplayGatherConfig::kThreads) replay_gather(const Gath
   const int64_t row = block_index() * (ReplayGatherConfig::kThreads / team_lanes) + thread_index() / team_lanes;
   if (row >= p.num_rows) return;
   const int64_t units = p.row_bytes / int64_t(sizeof(Unit));
-  const char* from = static_cast<const char*>(p.src) + load_global(p.index + row) * p.src_stride;
+  const int64_t src_row = load_global(p.index + row);
+  require(src_row >= 0 && src_row < p.num_src_rows,
+          "replay_gather: index must be in [0, rows of src): look at index.min() and .max()");
+  const char* from = static_cast<const char*>(p.src) + src_row * p.src_stride;
   char* to = static_cast<char*>(p.out) + row * p.row_bytes;
   const int64_t first = int64_t(block_index_y()) * team_lanes * kUnits + thread_index() % team_lanes;
 

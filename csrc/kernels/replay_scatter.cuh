@@ -3,6 +3,7 @@
 #include "kernels/gather_params.h"
 #include "platform/memory.h"
 #include "platform/numbers.h"
+#include "platform/require.h"
 
 namespace regrow {
 
@@ -11,27 +12,27 @@ struct ReplayScatterConfig {
   static constexpr int kMaxRegisters = 40;  // 12 blocks per SM: the sum of a row is a chain of loads
 };
 
-// A block sums kThreads columns of one destination row, in the order of its sources: row r's are
-// order[start[r]] .. order[start[r + 1] - 1], with start and order as the workspace holds them.
+// A block sums kThreads columns of one destination row, in the order of its sources.
 template <class S>
 GLOBAL void LAUNCH_BOUNDS(ReplayScatterConfig::kThreads) replay_scatter(const ScatterParams p) {
   const int64_t row = block_index();
   const int64_t column = int64_t(block_index_y()) * ReplayScatterConfig::kThreads + thread_index();
+  if (row == 0 && column == 0)  // sorted sources: what lies outside is before the first row's, or after the last one's
+    require(load_global(p.start) == 0 && load_global(p.start + p.num_rows) == p.num_src_rows,
+            "replay_scatter: index must be in [0, num_rows): look at index.min() and .max()");
   if (column >= p.row_size) return;
-  const int64_t* start = p.workspace;
-  const int64_t* order = p.workspace + p.num_rows + 1;
-  const int64_t begin = load_global(start + row), end = load_global(start + row + 1);
+  const int64_t begin = load_global(p.start + row), end = load_global(p.start + row + 1);
   const S* src = static_cast<const S*>(p.src) + column;
 
   typename SumOf<S>::Type sum = 0;
   for (int64_t i = begin; i < end; ++i) {
-    const auto x = to_sum(load_global(src + load_global(order + i) * p.src_stride));
+    const auto x = to_sum(load_global(src + load_global(p.order + i) * p.src_stride));
     sum = i == begin ? x : sum + x;  // -0 stays
   }
   store_global(static_cast<S*>(p.out) + row * p.row_size + column, from_sum<S>(sum));
 }
 
-// launch(shape, kernel, p) with the instantiation that p asks for. The workspace holds start and order already.
+// launch(shape, kernel, p) with the instantiation that p asks for.
 template <class Launch>
 void dispatch_replay_scatter(const ScatterParams& p, const Launch& launch) {
   if (p.num_rows == 0 || p.row_size == 0) return;

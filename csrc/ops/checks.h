@@ -3,10 +3,28 @@
 // Checks that several ops make of their tensors.
 
 #include <initializer_list>
+#include <utility>
 
 #include "ops/tensors.h"
 
 namespace regrow::ops {
+
+// "cuda:1"
+inline std::string device_name(const Tensor& t) {
+  if (t.is_cpu()) return "cpu";
+  return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "a device of another kind";
+}
+
+// The dispatcher chooses the op by some of its tensors; all must lie where the first one does.
+inline void check_one_device(std::initializer_list<std::pair<const char*, const Tensor*>> named) {
+  const auto& [first, like] = *named.begin();
+  CHECK(like->is_cpu() || like->is_cuda(), first, " must be on the CPU or on CUDA, got ", device_name(*like));
+  for (const auto& [what, t] : named)
+    CHECK(!t || device_name(*t) == device_name(*like), first, " is on ", device_name(*like), " and ", what, " on ",
+          device_name(*t), ": move them to one device with .to(device)");
+}
+
+inline const Tensor* pointer(const std::optional<Tensor>& t) { return t ? &*t : nullptr; }
 
 // The dispatcher sends a call here only if all tensors are on the CPU; a redispatch may not.
 inline void check_on_cpu(const Tensor& t, const char* what) {

@@ -3,7 +3,10 @@
 #include <vector>
 
 #include "cpu/kernel_table.h"
-#include "ops/tensors.h"
+#include "cpu/sort_sources.h"
+#include "ops/aten.h"
+#include "ops/checks.h"
+#include "ops/current_stream.h"
 
 namespace regrow::ops {
 
@@ -25,14 +28,19 @@ int64_t row_size(const Tensor& t) {
   return size;
 }
 
-// The contiguous index, every entry in [0, num_rows).
-Tensor checked_index(const Tensor& index, int64_t num_rows) {
+// The contiguous index. Every entry is in [0, num_rows): the kernels check that on CUDA, whose memory the host would
+// have to wait for.
+Tensor checked_index(const Tensor& index, const Tensor& src, int64_t num_rows) {
+  check_one_device({{"src", &src}, {"index", &index}});
   CHECK(index.dim() == 1 && index.scalar_type() == ScalarType::Long, "index must be a 1-D int64 tensor, got ",
         index.scalar_type() == ScalarType::Long ? "int64" : "another dtype", " of shape ", shape(index));
-  CHECK(index.is_cpu(), "index must be on the device of src, cpu");
   const Tensor contiguous = torch::stable::contiguous(index);
-  const int64_t* values = contiguous.const_data_ptr<int64_t>();
   const int64_t size = index.numel();
+  if (index.is_cuda()) {
+    CHECK(size == 0 || num_rows > 0, "index has ", size, " entries, but there are 0 rows");
+    return contiguous;
+  }
+  const int64_t* values = contiguous.const_data_ptr<int64_t>();
   uint64_t sign = 0;  // of a negative value, or of one beyond the last row
   for (int64_t i = 0; i < size; ++i) sign |= uint64_t(values[i]) | (uint64_t(num_rows) - 1 - uint64_t(values[i]));
   for (int64_t i = 0; int64_t(sign) < 0 && i < size; ++i)
@@ -60,7 +68,8 @@ Bytes extent(const Tensor& t) {
 }
 
 void check_out(const Tensor& out, const Tensor& src, const Tensor& index, int64_t num_rows) {
-  CHECK(out.is_cpu() && out.scalar_type() == src.scalar_type() && out.is_contiguous(),
+  check_one_device({{"src", &src}, {"out", &out}});
+  CHECK(out.scalar_type() == src.scalar_type() && out.is_contiguous(),
         "out must be a contiguous tensor of the dtype and device of src");
   bool same_rows = out.dim() == src.dim() && out.size(0) == num_rows;
   for (int64_t d = 1; same_rows && d < src.dim(); ++d) same_rows = out.size(d) == src.size(d);
@@ -84,18 +93,22 @@ void check_src(const Tensor& src) {
 void gather_into(const Tensor& src, const Tensor& index, const Tensor& out) {
   const Tensor rows = dense_rows(src);
   const int64_t element_bytes = int64_t(src.element_size());
-  cpu::kernels().gather({.src = rows.const_data_ptr(),
-                         .index = index.const_data_ptr<int64_t>(),
-                         .out = out.mutable_data_ptr(),
-                         .num_rows = index.numel(),
-                         .src_stride = rows.stride(0) * element_bytes,
-                         .row_bytes = row_size(src) * element_bytes},
-                        executor(out.numel()));
+  const GatherParams p = {.src = rows.const_data_ptr(),
+                          .index = index.const_data_ptr<int64_t>(),
+                          .out = out.mutable_data_ptr(),
+                          .num_src_rows = src.size(0),
+                          .num_rows = index.numel(),
+                          .src_stride = rows.stride(0) * element_bytes,
+                          .row_bytes = row_size(src) * element_bytes};
+  if (src.is_cuda())
+    cuda::replay_gather(p, CurrentStream(src));
+  else
+    cpu::kernels().gather(p, executor(out.numel()));
 }
 
 Tensor replay_gather(const Tensor& src, const Tensor& index) {
   check_src(src);
-  const Tensor checked = checked_index(index, src.size(0));
+  const Tensor checked = checked_index(index, src, src.size(0));
   Tensor out = torch::stable::new_empty(src, with_rows(src, index.numel()));
   gather_into(src, checked, out);
   return out;
@@ -103,7 +116,7 @@ Tensor replay_gather(const Tensor& src, const Tensor& index) {
 
 void replay_gather_out(const Tensor& src, const Tensor& index, Tensor out) {
   check_src(src);
-  const Tensor checked = checked_index(index, src.size(0));
+  const Tensor checked = checked_index(index, src, src.size(0));
   check_out(out, src, index, index.numel());
   gather_into(src, checked, out);
 }
@@ -119,26 +132,46 @@ DType check_scatter(const Tensor& src, const Tensor& index) {
   return *dtype;
 }
 
+// Of ScatterParams.
+struct Sources {
+  Tensor start, order;
+};
+
+Sources sort_sources(const Tensor& index, int64_t num_rows) {
+  using torch::stable::new_empty;
+  if (index.is_cuda()) {
+    const auto [values, order] = aten::stable_sort(index);
+    return {aten::searchsorted(values, aten::arange(index, num_rows + 1)), order};
+  }
+  Sources sources = {.start = new_empty(index, std::vector<int64_t>{num_rows + 1}),
+                     .order = torch::stable::empty_like(index)};
+  cpu::sort_sources(index.const_data_ptr<int64_t>(), index.numel(), num_rows, sources.start.mutable_data_ptr<int64_t>(),
+                    sources.order.mutable_data_ptr<int64_t>());
+  return sources;
+}
+
 void scatter_into(const Tensor& src, const Tensor& index, DType dtype, const Tensor& out) {
   const Tensor rows = dense_rows(src);
-  const Tensor workspace =
-      torch::stable::new_empty(index, std::vector<int64_t>{out.size(0) + 1 + index.numel()}, ScalarType::Long);
-  cpu::kernels().scatter({.src = rows.const_data_ptr(),
-                          .index = index.const_data_ptr<int64_t>(),
-                          .out = out.mutable_data_ptr(),
-                          .num_src_rows = index.numel(),
-                          .num_rows = out.size(0),
-                          .src_stride = rows.stride(0),
-                          .row_size = row_size(src),
-                          .dtype = dtype,
-                          .workspace = workspace.mutable_data_ptr<int64_t>()},
-                         executor(src.numel()));
+  const Sources sources = sort_sources(index, out.size(0));
+  const ScatterParams p = {.src = rows.const_data_ptr(),
+                           .start = sources.start.const_data_ptr<int64_t>(),
+                           .order = sources.order.const_data_ptr<int64_t>(),
+                           .out = out.mutable_data_ptr(),
+                           .num_src_rows = index.numel(),
+                           .num_rows = out.size(0),
+                           .src_stride = rows.stride(0),
+                           .row_size = row_size(src),
+                           .dtype = dtype};
+  if (src.is_cuda())
+    cuda::replay_scatter(p, CurrentStream(src));
+  else
+    cpu::kernels().scatter(p, executor(src.numel()));
 }
 
 Tensor replay_scatter(const Tensor& src, const Tensor& index, int64_t num_rows) {
   const DType dtype = check_scatter(src, index);
   CHECK(num_rows >= 0, "num_rows is ", num_rows, ", must not be negative");
-  const Tensor checked = checked_index(index, num_rows);
+  const Tensor checked = checked_index(index, src, num_rows);
   Tensor out = torch::stable::new_empty(src, with_rows(src, num_rows));
   scatter_into(src, checked, dtype, out);
   return out;
@@ -147,18 +180,22 @@ Tensor replay_scatter(const Tensor& src, const Tensor& index, int64_t num_rows) 
 void replay_scatter_out(const Tensor& src, const Tensor& index, Tensor out) {
   const DType dtype = check_scatter(src, index);
   CHECK(out.dim() >= 1, "out must have at least one dimension, its rows; got a 0-D tensor");
-  const Tensor checked = checked_index(index, out.size(0));
+  const Tensor checked = checked_index(index, src, out.size(0));
   check_out(out, src, index, out.size(0));
   scatter_into(src, checked, dtype, out);
 }
 
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
+template <class Library>
+void implement(Library& m) {
   m.impl("replay_gather", TORCH_BOX(&replay_gather));
   m.impl("replay_gather_out", TORCH_BOX(&replay_gather_out));
   m.impl("replay_scatter", TORCH_BOX(&replay_scatter));
   m.impl("replay_scatter_out", TORCH_BOX(&replay_scatter_out));
 }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { implement(m); }
 
 }  // namespace regrow::ops

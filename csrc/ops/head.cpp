@@ -1,17 +1,18 @@
-// The head of a language model on the CPU: in-house products, since torch's promise no bits across thread counts.
+// The head of a language model. On the CPU in-house products, since torch's promise no bits across thread counts; on
+// CUDA torch's.
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/kernel_table.h"
-#include "ops/tensors.h"
+#include "ops/aten.h"
+#include "ops/checks.h"
 
 namespace regrow::ops {
 namespace {
 
 void check_matrix(const Tensor& t, int64_t rows, int64_t columns, ScalarType dtype, const char* what) {
-  CHECK(t.is_cpu() && t.dim() == 2 && t.size(0) == rows && t.size(1) == columns && t.scalar_type() == dtype &&
-            t.is_contiguous(),
-        what, " must be a contiguous [", rows, ", ", columns,
-        "] tensor of the accumulation dtype on the CPU, got shape ", shape(t));
+  CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns && t.scalar_type() == dtype && t.is_contiguous(),
+        what, " must be a contiguous [", rows, ", ", columns, "] tensor of the accumulation dtype, got shape ",
+        shape(t));
 }
 
 Tensor with_contiguous_columns(const Tensor& t) {
@@ -19,7 +20,6 @@ Tensor with_contiguous_columns(const Tensor& t) {
 }
 
 void fill(HeadParams& p, const Tensor& hidden, const Tensor& weight) {
-  CHECK(hidden.is_cpu() && weight.is_cpu(), "hidden and weight must both be on the CPU");
   p.dtype = floating_dtype(hidden, "hidden");
   p.hidden = hidden.const_data_ptr();
   p.weight = weight.const_data_ptr();
@@ -40,12 +40,15 @@ void check_head(const Tensor& hidden, const Tensor& weight) {
 cpu::Executor head_executor(const HeadParams& p) { return executor(2 * p.num_rows * p.vocabulary * p.width); }
 
 void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor out) {
+  check_one_device({{"hidden", &hidden_any}, {"weight", &weight_any}, {"out", &out}});
   check_head(hidden_any, weight_any);
+  const ScalarType accumulation = accumulation_type(floating_dtype(hidden_any, "hidden"));
+  check_matrix(out, hidden_any.size(0), weight_any.size(0), accumulation, "out");
+  if (out.numel() == 0) return;
+  if (out.is_cuda()) return aten::matmul_into(hidden_any, torch::stable::transpose(weight_any, 0, 1), out);
   const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
   HeadForwardParams p;
   fill(p, hidden, weight);
-  check_matrix(out, p.num_rows, p.vocabulary, accumulation_type(p.dtype), "out");
-  if (out.numel() == 0) return;
   p.logits = out.mutable_data_ptr();
   const cpu::Executor threads = head_executor(p);
   const Tensor space = workspace(hidden, cpu::kernels().head_workspace(p, threads.num_workers));
@@ -55,6 +58,11 @@ void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor 
 
 void head_logits_bwd(const Tensor& dlogits, const Tensor& hidden_any, const Tensor& weight_any,
                      std::optional<Tensor> dhidden, std::optional<Tensor> dweight) {
+  check_one_device({{"hidden", &hidden_any},
+                    {"weight", &weight_any},
+                    {"dlogits", &dlogits},
+                    {"dhidden", pointer(dhidden)},
+                    {"dweight", pointer(dweight)}});
   check_head(hidden_any, weight_any);
   const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
   HeadBackwardParams p;
@@ -79,3 +87,5 @@ STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
   m.impl("head_logits_out", TORCH_BOX(&regrow::ops::head_logits_out));
   m.impl("head_logits_bwd", TORCH_BOX(&regrow::ops::head_logits_bwd));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { m.impl("head_logits_out", TORCH_BOX(&regrow::ops::head_logits_out)); }

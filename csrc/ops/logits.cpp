@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "cpu/kernel_table.h"
-#include "ops/tensors.h"
+#include "ops/checks.h"
+#include "ops/current_stream.h"
 
 namespace regrow::ops {
 
@@ -30,10 +31,10 @@ LogitsParams logits_params(const Tensor& logits, double temperature, std::option
 }
 
 void check_vector(const Tensor& t, int64_t size, ScalarType dtype, const char* what) {
-  CHECK(t.is_cpu() && t.dim() == 1 && t.size(0) == size && t.scalar_type() == dtype && t.is_contiguous(), what,
+  CHECK(t.dim() == 1 && t.size(0) == size && t.scalar_type() == dtype && t.is_contiguous(), what,
         " must be a contiguous [", size, "] ",
         dtype == ScalarType::Long ? "int64" : (dtype == ScalarType::Double ? "float64" : "float32"),
-        " tensor on the CPU, got shape ", shape(t));
+        " tensor, got shape ", shape(t));
 }
 
 void check_tokens(const Tensor& target_token, int64_t vocabulary) {
@@ -43,40 +44,61 @@ void check_tokens(const Tensor& target_token, int64_t vocabulary) {
           ", outside the vocabulary of ", vocabulary);
 }
 
+void check_rows(const Tensor& target_row, int64_t num_rows) {
+  const int64_t* rows = target_row.const_data_ptr<int64_t>();
+  for (int64_t n = 0; n < target_row.size(0); ++n)
+    CHECK(rows[n] >= 0 && rows[n] < num_rows, "target_row[", n, "] is ", rows[n], ", but there are ", num_rows,
+          " rows");
+}
+
 std::tuple<Tensor, Tensor> logits_row_stats(const Tensor& logits, double temperature, std::optional<double> softcap) {
+  check_one_device({{"logits", &logits}});
   LogitsParams p = logits_params(logits, temperature, softcap);
   const std::vector<int64_t> rows = {p.num_rows};
   Tensor lse = torch::stable::new_empty(logits, rows, ScalarType::Double);
   Tensor entropy = torch::stable::new_empty(logits, rows, accumulation_type(p.dtype));
   p.lse = lse.mutable_data_ptr<double>();
   p.entropy = entropy.mutable_data_ptr();
-  cpu::kernels().logits_row_stats(p, executor(logits.numel()));
+  if (logits.is_cuda())
+    cuda::logits_row_stats(p, CurrentStream(logits));
+  else
+    cpu::kernels().logits_row_stats(p, executor(logits.numel()));
   return {lse, entropy};
 }
 
 Tensor logits_pick(const Tensor& logits, const Tensor& lse, const Tensor& target_row, const Tensor& target_token,
                    double temperature, std::optional<double> softcap) {
+  check_one_device({{"logits", &logits}, {"lse", &lse}, {"target_row", &target_row}, {"target_token", &target_token}});
   LogitsPickParams p = {.rows = logits_params(logits, temperature, softcap)};
   check_vector(lse, p.rows.num_rows, ScalarType::Double, "lse");
   check_vector(target_row, target_row.numel(), ScalarType::Long, "target_row");
   check_vector(target_token, target_row.numel(), ScalarType::Long, "target_token");
-  check_tokens(target_token, p.rows.vocabulary);
   p.rows.lse = const_cast<double*>(lse.const_data_ptr<double>());
   p.target_row = target_row.const_data_ptr<int64_t>();
   p.target_token = target_token.const_data_ptr<int64_t>();
   p.num_targets = target_row.numel();
-  for (int64_t n = 0; n < p.num_targets; ++n)
-    CHECK(p.target_row[n] >= 0 && p.target_row[n] < p.rows.num_rows, "target_row[", n, "] is ", p.target_row[n],
-          ", but there are ", p.rows.num_rows, " rows");
   Tensor logp = torch::stable::new_empty(logits, std::vector<int64_t>{p.num_targets}, accumulation_type(p.rows.dtype));
   p.logp = logp.mutable_data_ptr();
-  cpu::kernels().logits_pick(p, executor(p.num_targets));
+  if (logits.is_cuda()) {
+    cuda::logits_pick(p, CurrentStream(logits));  // its kernel checks the values
+  } else {
+    check_tokens(target_token, p.rows.vocabulary);
+    check_rows(target_row, p.rows.num_rows);
+    cpu::kernels().logits_pick(p, executor(p.num_targets));
+  }
   return logp;
 }
 
 void logits_row_grad(Tensor logits, const Tensor& lse, const Tensor& entropy, const Tensor& row_start,
                      const Tensor& target_token, const Tensor& dlogp, const std::optional<Tensor>& dentropy,
                      double temperature, std::optional<double> softcap) {
+  check_one_device({{"logits", &logits},
+                    {"lse", &lse},
+                    {"entropy", &entropy},
+                    {"row_start", &row_start},
+                    {"target_token", &target_token},
+                    {"dlogp", &dlogp},
+                    {"dentropy", pointer(dentropy)}});
   LogitsGradParams p = {.rows = logits_params(logits, temperature, softcap)};
   const int64_t num_rows = p.rows.num_rows, num_targets = target_token.numel();
   const ScalarType accumulation = accumulation_type(p.rows.dtype);
@@ -114,6 +136,11 @@ STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
   m.impl("logits_row_stats", TORCH_BOX(&logits_row_stats));
   m.impl("logits_pick", TORCH_BOX(&logits_pick));
   m.impl("logits_row_grad_", TORCH_BOX(&logits_row_grad));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) {
+  m.impl("logits_row_stats", TORCH_BOX(&logits_row_stats));
+  m.impl("logits_pick", TORCH_BOX(&logits_pick));
 }
 
 }  // namespace regrow::ops

@@ -1,4 +1,4 @@
-// Merging partial results on the CPU: validation, allocation, and the call of the chosen kernels.
+// Merging partial results: validation, allocation, and the call of the chosen kernels.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
@@ -6,14 +6,13 @@
 #include "cpu/kernel_table.h"
 #include "kernels/attention_params.h"
 #include "ops/checks.h"
+#include "ops/current_stream.h"
 
 namespace regrow::ops {
 namespace {
 
 void fill_merge(LseMergeParams& p, const Tensor& outs, const Tensor& lses, const std::optional<Tensor>& sinks) {
-  check_on_cpu(outs, "outs");
-  check_on_cpu(lses, "lses");
-  check_on_cpu(sinks, "sinks");
+  check_one_device({{"outs", &outs}, {"lses", &lses}, {"sinks", pointer(sinks)}});
   CHECK(outs.dim() == 4, "outs must be [partials, Tq, Hq, Dv], got shape ", shape(outs));
   check_same_shape(lses, {outs.size(0), outs.size(2), outs.size(1)}, "lses");
   p.dtype = floating_dtype(outs, "outs");
@@ -39,7 +38,10 @@ std::tuple<Tensor, Tensor> lse_merge(const Tensor& outs_any, const Tensor& lses_
   p.lses = lses.const_data_ptr();
   p.out = out.mutable_data_ptr();
   p.lse = lse.mutable_data_ptr();
-  cpu::kernels().lse_merge(p, executor(outs.numel()));
+  if (outs.is_cuda())
+    cuda::lse_merge(p, CurrentStream(outs));
+  else
+    cpu::kernels().lse_merge(p, executor(outs.numel()));
   return {out, lse};
 }
 
@@ -49,10 +51,8 @@ std::tuple<Tensor, Tensor, Tensor> lse_merge_bwd(const Tensor& dout_any, const s
                                                  const Tensor& lse_any) {
   LseMergeBackwardParams p;
   fill_merge(p, outs_any, lses_any, sinks);
-  check_on_cpu(dout_any, "dout");
-  check_on_cpu(dlse_any, "dlse");
-  check_on_cpu(out_any, "out");
-  check_on_cpu(lse_any, "lse");
+  check_one_device(
+      {{"outs", &outs_any}, {"dout", &dout_any}, {"dlse", pointer(dlse_any)}, {"out", &out_any}, {"lse", &lse_any}});
   const Tensor outs = torch::stable::contiguous(outs_any), lses = torch::stable::contiguous(lses_any);
   const Tensor dout = torch::stable::contiguous(dout_any), out = torch::stable::contiguous(out_any);
   const Tensor lse = torch::stable::contiguous(lse_any);
@@ -88,3 +88,5 @@ STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
   m.impl("lse_merge", TORCH_BOX(&regrow::ops::lse_merge));
   m.impl("lse_merge_bwd", TORCH_BOX(&regrow::ops::lse_merge_bwd));
 }
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { m.impl("lse_merge", TORCH_BOX(&regrow::ops::lse_merge)); }

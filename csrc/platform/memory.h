@@ -48,6 +48,7 @@ struct SharedArray {
 #endif
     return data + i;
   }
+  DEVICE T* address(int i) { return const_cast<T*>(static_cast<const SharedArray*>(this)->address(i)); }
 
   T data[kSize];
 };

@@ -130,4 +130,17 @@ DEVICE float exp2_approximate(float x) {
 #endif
 }
 
+// 1 / x to 1 ulp; subnormals in and out are 0.
+DEVICE float reciprocal_approximate(float x) {
+#if defined(__CUDACC__)
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  constexpr float kSmallestNormal = 0x1p-126f;
+  const float result = 1 / (__builtin_fabsf(x) < kSmallestNormal ? __builtin_copysignf(0.0f, x) : x);
+  return __builtin_fabsf(result) < kSmallestNormal ? __builtin_copysignf(0.0f, result) : result;
+#endif
+}
+
 }  // namespace regrow

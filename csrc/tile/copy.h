@@ -60,6 +60,25 @@ DEVICE void store_values(T* to, const Values<T, kValues>& values AND_CALL_SITE) 
     store_global(to, values[0] AND_SITE);
 }
 
+// Two values of a row, `column` even; and the 16 bytes from a column that is a multiple of 8.
+template <class T, int kRows, int kColumns>
+DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int row, int column, uint32_t pair AND_CALL_SITE) {
+  T* address = tile.chunk(row, column / 8 * 8) + column % 8;
+#if !defined(__CUDACC__)
+  emulator::access_shared(address, 4, emulator::Access::kWrite, site);
+#endif
+  *reinterpret_cast<uint32_t*>(address) = pair;
+}
+
+template <class T, int kRows, int kColumns>
+DEVICE Vector16 load_chunk(const SharedTile<T, kRows, kColumns>& tile, int row, int column AND_CALL_SITE) {
+  const T* address = tile.chunk(row, column);
+#if !defined(__CUDACC__)
+  emulator::access_shared(address, 16, emulator::Access::kRead, site);
+#endif
+  return *reinterpret_cast<const Vector16*>(address);
+}
+
 // 16 bytes to `shared`, past the L1 cache, or 16 zeros where `real` is false (the source is then not read). Lands at
 // any time before the wait that covers it; other threads see it after that wait and a barrier.
 template <class T>
@@ -105,20 +124,36 @@ DEVICE void wait_copies(CALL_SITE) {
 #endif
 }
 
-// Rows [0, num_rows) of a [*, kColumns] array into a tile by kThreads threads, zeros in the tile's other rows.
-template <int kThreads, class T, int kRows, int kColumns>
-DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, const T* global, int64_t row_stride,
-                            int num_rows AND_CALL_SITE) {
+// Where a row of a tile comes from; zeros where it is not real, and the address is then any of the array.
+template <class T>
+struct RowSource {
+  const T* values;
+  bool real;
+};
+
+// A tile by kThreads threads: the first `num_columns` values of row r from source(r), zeros beyond.
+template <int kThreads, class T, int kRows, int kColumns, class Source>
+DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, int num_columns, const Source& source AND_CALL_SITE) {
   constexpr int kChunks = kColumns / 8;
   static_assert(kRows * kChunks % kThreads == 0);
-  UNROLL
+  NO_UNROLL  // unrolled, its addresses would cost more registers than the loop costs time
   for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
     const int at = i * kThreads + thread_index();
     const int row = at / kChunks, column = at % kChunks * 8;
-    const bool real = row < num_rows;
-    const T* source = global + (real ? row * row_stride + column : 0);
-    copy_async16(tile.chunk(row, column), source, real AND_SITE);
+    const RowSource<T> from = source(row);
+    const bool real = from.real && column < num_columns;
+    copy_async16(tile.chunk(row, column), from.values + (real ? column : 0), real AND_SITE);
   }
+}
+
+// Rows [0, num_rows) of a [*, kColumns] array, zeros in the tile's other rows.
+template <int kThreads, class T, int kRows, int kColumns>
+DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, const T* global, int64_t row_stride,
+                            int num_rows AND_CALL_SITE) {
+  const auto source = [&](int row) -> RowSource<T> {
+    return {global + (row < num_rows ? row * row_stride : 0), row < num_rows};
+  };
+  copy_rows_async<kThreads>(tile, kColumns, source AND_SITE);
 }
 
 }  // namespace regrow

@@ -95,11 +95,13 @@ void multiply(Mma<T>* const* lanes) {
 }  // namespace emulator
 #endif
 
-// Four 8x8 matrices; lane l gives the address of row l % 8 of matrix l / 8 and receives a pair of each.
+// Four 8x8 matrices; lane l gives the place, `offset` from `tile`, of row l % 8 of matrix l / 8 and receives a pair of
+// each.
 template <bool kTransposed, class T>
-DEVICE void load_matrix_x4(const T* row, uint32_t& p0, uint32_t& p1, uint32_t& p2, uint32_t& p3 AND_CALL_SITE) {
+DEVICE void load_matrix_x4(const T* tile, int offset, uint32_t& p0, uint32_t& p1, uint32_t& p2,
+                           uint32_t& p3 AND_CALL_SITE) {
 #if defined(__CUDACC__)
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(row));
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(tile)) + uint32_t(offset) * 2;
   if constexpr (kTransposed)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(p0), "=r"(p1), "=r"(p2), "=r"(p3)
@@ -111,7 +113,7 @@ DEVICE void load_matrix_x4(const T* row, uint32_t& p0, uint32_t& p1, uint32_t& p
                  : "r"(address)
                  : "memory");
 #else
-  emulator::LoadMatrix<T> operands = {row, {&p0, &p1, &p2, &p3}, site};
+  emulator::LoadMatrix<T> operands = {tile + offset, {&p0, &p1, &p2, &p3}, site};
   emulator::collective<emulator::LoadMatrix<T>, emulator::load_matrices<T, kTransposed> >("ldmatrix", kAllLanes,
                                                                                           operands, site);
 #endif
@@ -145,8 +147,8 @@ template <class T, int kRows, int kColumns>
 DEVICE FragmentA<T> load_a(const SharedTile<T, kRows, kColumns>& tile, int row, int column AND_CALL_SITE) {
   const int lane = lane_index();
   FragmentA<T> a;
-  load_matrix_x4<false>(tile.chunk(row + lane % 16, column + lane / 16 * 8), a.pairs[0], a.pairs[1], a.pairs[2],
-                        a.pairs[3] AND_SITE);
+  load_matrix_x4<false>(tile.data, tile.offset_of_lane(row, lane % 16, column, lane / 16 * 8), a.pairs[0], a.pairs[1],
+                        a.pairs[2], a.pairs[3] AND_SITE);
   return a;
 }
 
@@ -161,8 +163,8 @@ template <class T, int kRows, int kColumns>
 DEVICE FragmentBPair<T> load_b_of_rows(const SharedTile<T, kRows, kColumns>& tile, int n, int k AND_CALL_SITE) {
   const int lane = lane_index();
   FragmentBPair<T> b;
-  load_matrix_x4<false>(tile.chunk(n + lane / 16 * 8 + lane % 8, k + lane / 8 % 2 * 8), b.first.pairs[0],
-                        b.first.pairs[1], b.second.pairs[0], b.second.pairs[1] AND_SITE);
+  load_matrix_x4<false>(tile.data, tile.offset_of_lane(n, lane / 16 * 8 + lane % 8, k, lane / 8 % 2 * 8),
+                        b.first.pairs[0], b.first.pairs[1], b.second.pairs[0], b.second.pairs[1] AND_SITE);
   return b;
 }
 
@@ -171,8 +173,8 @@ template <class T, int kRows, int kColumns>
 DEVICE FragmentBPair<T> load_b(const SharedTile<T, kRows, kColumns>& tile, int k, int n AND_CALL_SITE) {
   const int lane = lane_index();
   FragmentBPair<T> b;
-  load_matrix_x4<true>(tile.chunk(k + lane % 16, n + lane / 16 * 8), b.first.pairs[0], b.first.pairs[1],
-                       b.second.pairs[0], b.second.pairs[1] AND_SITE);
+  load_matrix_x4<true>(tile.data, tile.offset_of_lane(k, lane % 16, n, lane / 16 * 8), b.first.pairs[0],
+                       b.first.pairs[1], b.second.pairs[0], b.second.pairs[1] AND_SITE);
   return b;
 }
 

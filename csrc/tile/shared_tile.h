@@ -24,8 +24,21 @@ struct alignas(1024) SharedTile {
       emulator::fail("row " + std::to_string(row) + ", column " + std::to_string(column) + " of a tile [" +
                      std::to_string(kRows) + ", " + std::to_string(kColumns) + "]");
 #endif
-    const int swizzled = column % kPanel / kChunk ^ row % 8;
-    return column / kPanel * (kRows * kPanel) + row * kPanel + swizzled * kChunk;
+    const unsigned r = row, c = column;  // unsigned: / and % are then shifts and masks
+    return int(c / kPanel * (kRows * kPanel) + r * kPanel + (c % kPanel / kChunk ^ r % 8) * kChunk);
+  }
+
+  // The chunk at (row + lane_row, column + lane_column), where row is a multiple of 8, column one of 16 and lane_column
+  // 0 or 8. What depends on the lane then stands alone, so that of a tile's addresses only four differ by more than a
+  // constant, which the instruction holds.
+  DEVICE static int offset_of_lane(int row, int lane_row, int column, int lane_column) {
+#if !defined(__CUDACC__)
+    if (row % 8 || column % 16) emulator::fail("a warp reads from rows of 8 and columns of 16");
+    offset(row + lane_row, column + lane_column);  // checks the bounds
+#endif
+    const unsigned r = lane_row, c = column;
+    const unsigned of_lane = r * kPanel + (unsigned(lane_column) / kChunk ^ r % 8) * kChunk;
+    return int(c / kPanel * (kRows * kPanel) + unsigned(row) * kPanel + (of_lane ^ c % kPanel));
   }
 
   T data[kRows * kColumns];

@@ -7,8 +7,8 @@
 #include "platform/check.h"
 #include "tree/plan_checksums.h"
 #include "tree/plan_pieces.h"
+#include "tree/seen_keys.h"
 #include "tree/tiles.h"
-#include "tree/unseen_keys.h"
 
 namespace regrow {
 namespace {
@@ -42,15 +42,34 @@ SummaryTree<Summary> summarize_tiles(const Rectangle& r, int64_t rows, int64_t t
 
 // For each of `num_lists` tiles, the tiles of the other side that are not empty against it.
 template <class Tree, class Classify>
-Pieces pieces_of(int64_t num_lists, const Tree& others, const Classify& classify_against) {
+RunLists lists_of(int64_t num_lists, const Tree& others, const Classify& classify_against) {
   RunLists lists;
   for (int64_t tile = 0; tile < num_lists; ++tile) {
     lists.start_list();
     others.for_each_run([&](const auto& node) { return classify_against(tile, node); },
                         [&](int64_t begin, int64_t end, TileClass c) { lists.append(begin, end, c); });
   }
-  return cut_into_shares(lists);
+  return lists;
 }
+
+// The tiles of a rectangle, summed up, and who meets whom.
+struct Summaries {
+  Summaries(const Rectangle& r, const TileShape& tiles)
+      : queries(summarize_tiles<QuerySummary>(r, r.num_queries, tiles.queries, summarize_queries)),
+        keys(summarize_tiles<KeySummary>(r, r.num_keys, tiles.keys, summarize_keys)) {}
+
+  RunLists forward_lists(int64_t window) const {
+    return lists_of(queries.num_leaves(), keys,
+                    [&](int64_t tile, const KeySummary& node) { return classify(queries.leaf(tile), node, window); });
+  }
+  RunLists backward_lists(int64_t window) const {
+    return lists_of(keys.num_leaves(), queries,
+                    [&](int64_t tile, const QuerySummary& node) { return classify(node, keys.leaf(tile), window); });
+  }
+
+  SummaryTree<QuerySummary> queries;
+  SummaryTree<KeySummary> keys;
+};
 
 struct ForwardWork {
   std::vector<ForwardItem> items;  // longest first
@@ -104,6 +123,8 @@ PlanHeader header_of(const Rectangle& r, TileShape tiles) {
   h.query_checksum = checksum_of_queries(r);
   h.query_tile = tiles.queries;
   h.key_tile = tiles.keys;
+  h.items = tiles.items;
+  h.min_tiles = tiles.min_tiles;
   h.num_query_tiles = int32_t(ceil_div(r.num_queries, tiles.queries));
   h.num_key_tiles = int32_t(ceil_div(r.num_keys, tiles.keys));
   return h;
@@ -116,6 +137,7 @@ class Words {
   template <class T>
   int32_t append(const std::vector<T>& items) {
     static_assert(sizeof(T) % 4 == 0);
+    words_.resize((words_.size() + 3) / 4 * 4);  // device code reads 16 bytes at a time
     const size_t offset = words_.size(), count = items.size() * (sizeof(T) / 4);
     CHECK(offset + count <= size_t(std::numeric_limits<int32_t>::max()), "the plan exceeds 2^31 words: split the tree");
     words_.resize(offset + count);
@@ -140,29 +162,33 @@ TileShape cpu_tiles(int64_t query_heads, int64_t kv_heads) {
   const int64_t group = kv_heads ? std::max<int64_t>(query_heads / kv_heads, 1) : 1;
   int queries = 64;
   while (queries > 1 && queries * group > 256) queries /= 2;
-  return {queries, 128};
+  // 64 items: some 16 threads share them evenly whatever the tree's shape.
+  return {queries, 128, 64, 16};
+}
+
+int64_t count_forward_tiles(const Rectangle& r, TileShape tiles) {
+  check_rectangle(r);
+  const RunLists lists = Summaries(r, tiles).forward_lists(r.window);
+  int64_t total = 0;
+  for (const TileRun& run : lists.runs()) total += run.end - run.begin;
+  return total;
 }
 
 std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {
   check_rectangle(r);
-  const auto queries = summarize_tiles<QuerySummary>(r, r.num_queries, tiles.queries, summarize_queries);
-  const auto keys = summarize_tiles<KeySummary>(r, r.num_keys, tiles.keys, summarize_keys);
-  const Pieces forward = pieces_of(queries.num_leaves(), keys, [&](int64_t tile, const KeySummary& node) {
-    return classify(queries.leaf(tile), node, r.window);
-  });
-  const Pieces backward = pieces_of(keys.num_leaves(), queries, [&](int64_t tile, const QuerySummary& node) {
-    return classify(node, keys.leaf(tile), r.window);
-  });
+  const Summaries s(r, tiles);
+  const Pieces forward = cut_into_shares(s.forward_lists(r.window), tiles);
+  const Pieces backward = cut_into_shares(s.backward_lists(r.window), tiles);
   const ForwardWork work = forward_work(forward);
   const std::vector<BackwardItem> items = backward_items(backward);
-  const std::vector<KeyInterval> unseen = unseen_keys(r);
+  const SeenKeys seen = seen_keys(r, ceil_div(r.num_keys, tiles.keys) * tiles.keys);
 
   PlanHeader h = header_of(r, tiles);
   h.num_forward_items = int32_t(work.items.size());
   h.num_merges = int32_t(work.merges.size());
   h.num_slots = work.num_slots;
   h.num_backward_items = int32_t(items.size());
-  h.num_unseen = int32_t(unseen.size());
+  h.num_unseen = int32_t(seen.num_unseen);
   Words words(sizeof(PlanHeader) / 4);
   h.forward_items = words.append(work.items);
   h.forward_runs = words.append(forward.runs);
@@ -170,7 +196,7 @@ std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {
   h.merges = words.append(work.merges);
   h.backward_items = words.append(items);
   h.backward_runs = words.append(backward.runs);
-  h.unseen = words.append(unseen);
+  h.seen_keys = words.append(seen.bits);
   return words.finish(h);
 }
 

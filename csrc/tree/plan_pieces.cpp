@@ -5,15 +5,10 @@
 namespace regrow {
 namespace {
 
-// Work is cut into about this many items, so that some 16 threads share it evenly whatever the tree's shape, and not
-// below this many tiles an item, where a cut costs more than it brings. Neither depends on the number of threads.
-constexpr int64_t kItems = 64;
-constexpr int64_t kMinTilesPerItem = 16;
-
-int64_t share_of(const std::vector<TileRun>& runs) {
+int64_t share_of(const std::vector<TileRun>& runs, const TileShape& tiles) {
   int64_t total = 0;
   for (const TileRun& run : runs) total += run.end - run.begin;
-  return std::max(kMinTilesPerItem, ceil_div(total, kItems));
+  return std::max<int64_t>(tiles.min_tiles, ceil_div(total, tiles.items));
 }
 
 // Appends list `list`, cut into equal pieces of at most `share` tiles.
@@ -60,8 +55,8 @@ int64_t tiles_in(const std::vector<TileRun>& runs, int64_t begin, int64_t end) {
   return begin == end ? 0 : runs[end - 1].ordinal + runs[end - 1].end - runs[end - 1].begin - runs[begin].ordinal;
 }
 
-Pieces cut_into_shares(const RunLists& lists) {
-  const int64_t share = share_of(lists.runs());
+Pieces cut_into_shares(const RunLists& lists, const TileShape& tiles) {
+  const int64_t share = share_of(lists.runs(), tiles);
   Pieces out;
   for (int64_t list = 0; list < lists.num_lists(); ++list) cut_list(out, lists, list, share);
   out.list_start.push_back(int32_t(out.runs.size()));

@@ -40,7 +40,7 @@ struct Pieces {
 };
 
 // Pieces are cut where a list has more than its share of all tiles; threads do not matter.
-Pieces cut_into_shares(const RunLists& lists);
+Pieces cut_into_shares(const RunLists& lists, const TileShape& tiles);
 
 // Of runs [begin, end) of one list.
 int64_t tiles_in(const std::vector<TileRun>& runs, int64_t begin, int64_t end);

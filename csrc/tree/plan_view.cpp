@@ -59,7 +59,8 @@ std::string PlanView::mismatch(int64_t num_words, const Rectangle& r, TileShape 
         differs("query_start", h.query_start, r.query_index ? 0 : r.query_start),
         differs("key_start", h.key_start, r.key_start),
         differs("window", h.window, std::min<int64_t>(r.window, std::numeric_limits<int32_t>::max())),
-        differs("query tiles of", h.query_tile, tiles.queries), differs("key tiles of", h.key_tile, tiles.keys)})
+        differs("query tiles of", h.query_tile, tiles.queries), differs("key tiles of", h.key_tile, tiles.keys),
+        differs("a share in items of", h.items, tiles.items)})
     if (!text.empty()) return text;
   if (h.tree_checksum != checksum_of_tree(r)) return "it was made for another tree";
   if (h.query_checksum != checksum_of_queries(r)) return "it was made for another query_index";

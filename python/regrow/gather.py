@@ -15,7 +15,7 @@ def replay_gather(src, index, *, out=None):
 
     src [R, ...] of any dtype; index [N] int64, unordered and repeated at will; returns [N, ...]. Differentiable without
     `out`, which must be a contiguous [N, ...] tensor of its own and is returned.
-    Raises ValueError for an index outside [0, R), before anything is written.
+    Raises ValueError for an index outside [0, R), before anything is written; on CUDA the device asserts.
 
         tokens_of_sequence = regrow.replay_gather(hidden, tree.gather_index)
     """
@@ -33,7 +33,7 @@ def replay_scatter(src, index, num_rows, *, out=None):
     src [N, ...] of floats or integers; index [N] int64 in [0, num_rows); returns [num_rows, ...]. Sums run in order of
     i, in fp32 (fp64 for fp64; integers wrap), so results are the same bits on every run. Differentiable without `out`,
     which must be a contiguous [num_rows, ...] tensor of its own and is returned.
-    Raises ValueError for an index outside [0, num_rows), before anything is written.
+    Raises ValueError for an index outside [0, num_rows), before anything is written; on CUDA the device asserts.
 
         hidden_grad = regrow.replay_scatter(grad_of_sequence, tree.gather_index, tree.num_tokens)
     """

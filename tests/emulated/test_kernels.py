@@ -155,7 +155,23 @@ def test_each_barrier_of_logits_rows_matters(emulator, assert_each_sync_point_ma
     assert len(points) == 3
 
 
-def test_index_out_of_range_is_seen(emulator, options):
-    src, index = np.zeros((4, 8), np.float32), np.array([0, 4])
-    with pytest.raises(emulator.Failure, match=r"out of bounds: reads 16 bytes at byte 128 of src, which has 128"):
-        emulator.replay_gather(src, index, options)
+# On CUDA no index is read on the host: the kernels look for themselves, and say in their own words what is wrong.
+@pytest.mark.parametrize("value", [-1, 4])
+def test_indices_out_of_range(value, emulator, options):
+    def fails(match, run):
+        with pytest.raises(emulator.Failure, match=rf"block \d+, thread \d+: .*{match}"):
+            run()
+
+    rows, index, zeros = np.zeros((4, 8), np.float32), np.array([0, 3, value, 1]), np.zeros(4, np.int64)
+    look = r"look at index.min\(\) and .max\(\)"
+    fails(rf"index must be in \[0, rows of src\): {look}", lambda: emulator.replay_gather(rows, index, options))
+    fails(
+        rf"index must be in \[0, num_rows\): {look}",
+        lambda: emulator.replay_scatter(rows, index, 4, "float32", options),
+    )
+
+    def pick(row, token):
+        emulator.logits(rows[:, :4].copy(), row, token, "float32", 1.0, 0.0, options)
+
+    fails(r"target_row must be in \[0, rows of logits\): look at target_row.min", lambda: pick(index, zeros))
+    fails(r"target_token must be in \[0, vocabulary\): look at target_token.min", lambda: pick(zeros, index))

@@ -1,4 +1,4 @@
-#include "tree/unseen_keys.h"
+#include "tree/seen_keys.h"
 
 #include <algorithm>
 #include <limits>
@@ -29,11 +29,13 @@ class ShallowestQuery {
 
 }  // namespace
 
-std::vector<KeyInterval> unseen_keys(const Rectangle& r) {
-  std::vector<KeyInterval> unseen;
+SeenKeys seen_keys(const Rectangle& r, int64_t num_bits) {
+  SeenKeys result = {std::vector<int32_t>(num_bits / 32, -1), 0};
+  const auto clear = [&](int64_t j) { result.bits[j / 32] &= ~int32_t(uint32_t(1) << j % 32); };
+  for (int64_t j = r.num_keys; j < num_bits; ++j) clear(j);
   const bool every_key_is_a_query =
       !r.query_index && r.query_start <= r.key_start && r.query_start + r.num_queries >= r.key_start + r.num_keys;
-  if (every_key_is_a_query) return unseen;
+  if (every_key_is_a_query) return result;
   const ShallowestQuery shallowest(r.window ? r : Rectangle{});
   const auto first_query_from = [&](int64_t position) {
     if (r.query_index) return std::lower_bound(r.query_index, r.query_index + r.num_queries, position) - r.query_index;
@@ -45,12 +47,10 @@ std::vector<KeyInterval> unseen_keys(const Rectangle& r) {
     bool seen = begin < end;
     if (seen && r.window) seen = shallowest.depth(begin, end) - r.position_ids[position] < r.window;
     if (seen) continue;
-    if (!unseen.empty() && unseen.back().end == j)
-      ++unseen.back().end;
-    else
-      unseen.push_back({int32_t(j), int32_t(j + 1)});
+    clear(j);
+    ++result.num_unseen;
   }
-  return unseen;
+  return result;
 }
 
 }  // namespace regrow

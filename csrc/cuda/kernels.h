@@ -1,0 +1,34 @@
+#pragma once
+
+// What the ops call on CUDA. Each function puts its kernel on `stream`, which belongs to the current device, and
+// returns at once: it reads no device memory, allocates nothing and may run under graph capture. Throws
+// std::runtime_error where a launch fails, or where the build had no nvcc (unavailable.cpp).
+#include <cstdint>
+
+#include "kernels/attention_params.h"
+#include "kernels/gather_params.h"
+#include "kernels/logits_params.h"
+
+struct CUstream_st;
+
+namespace regrow::cuda {
+
+using Stream = CUstream_st*;  // cudaStream_t: not every build has CUDA's headers
+
+void lse_merge(const LseMergeParams& p, Stream stream);
+void replay_gather(const GatherParams& p, Stream stream);
+void replay_scatter(const ScatterParams& p, Stream stream);
+void logits_row_stats(const LogitsParams& p, Stream stream);
+void logits_pick(const LogitsPickParams& p, Stream stream);
+
+struct DeviceLimits {
+  int compute_capability;  // 90 for 9.0
+  int multiprocessors;
+  int shared_bytes_per_block;  // the most that a kernel may ask for
+  int shared_bytes_per_multiprocessor;
+};
+
+// Read once per device.
+DeviceLimits device_limits(int device);
+
+}  // namespace regrow::cuda

@@ -1,0 +1,22 @@
+// Stands in for the .cu files of this folder in a build without nvcc.
+#include <stdexcept>
+
+#include "cuda/kernels.h"
+
+namespace regrow::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw std::runtime_error("regrow was built without CUDA: install nvcc and rebuild (REGROW_CUDA=ON)");
+}
+
+}  // namespace
+
+void lse_merge(const LseMergeParams&, Stream) { refuse(); }
+void replay_gather(const GatherParams&, Stream) { refuse(); }
+void replay_scatter(const ScatterParams&, Stream) { refuse(); }
+void logits_row_stats(const LogitsParams&, Stream) { refuse(); }
+void logits_pick(const LogitsPickParams&, Stream) { refuse(); }
+DeviceLimits device_limits(int) { refuse(); }
+
+}  // namespace regrow::cuda

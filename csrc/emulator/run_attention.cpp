@@ -1,0 +1,118 @@
+#include "emulator/runs.h"
+#include "kernels/tree_attention.cuh"
+#include "kernels/tree_attention_merge.cuh"
+#include "platform/check.h"
+
+namespace regrow::emulator {
+namespace {
+
+Rows rows_of(const py::array& array, DType dtype) {
+  CHECK(array.ndim() == 3 && array.strides(2) == array.itemsize(), "q, k and v must be [rows, heads, dim]");
+  return {array.data(), dtype, array.strides(0) / array.itemsize(), array.strides(1) / array.itemsize()};
+}
+
+// The tensors of a call, as tests pass them.
+struct Call {
+  py::array q, k, v;  // uint16
+  Array<int32_t> subtree_end;
+  Array<int64_t> position_ids;
+  std::optional<Array<int64_t>> query_index;
+  std::optional<Array<float>> sinks;
+
+  void add_to(GlobalMemory& memory) const {
+    add_input(memory, "q", q);
+    add_input(memory, "k", k);
+    add_input(memory, "v", v);
+    add_input(memory, "subtree_end", subtree_end);
+    add_input(memory, "position_ids", position_ids);
+    if (query_index) add_input(memory, "query_index", *query_index);
+    if (sinks) add_input(memory, "sinks", *sinks);
+  }
+};
+
+AttentionForwardParams params_of(const Call& c, const std::string& dtype_name, int64_t query_start, int64_t key_start,
+                                 double scale, int64_t window, double softcap) {
+  const DType dtype = dtype_named(dtype_name);
+  CHECK(dtype == DType::kBFloat16 || dtype == DType::kFloat16, "dtype must be bfloat16 or float16, got ", dtype_name);
+  AttentionForwardParams p = {};
+  p.q = rows_of(c.q, dtype);
+  p.k = rows_of(c.k, dtype);
+  p.v = rows_of(c.v, dtype);
+  p.query_heads = int(c.q.shape(1));
+  p.kv_heads = int(c.k.shape(1));
+  p.head_dim = int(c.q.shape(2));
+  p.value_dim = int(c.v.shape(2));
+  p.scale = scale;
+  p.softcap = softcap;
+  p.sinks = c.sinks ? c.sinks->data() : nullptr;
+  p.rectangle = {.subtree_end = c.subtree_end.data(),
+                 .position_ids = c.position_ids.data(),
+                 .num_tokens = c.subtree_end.size(),
+                 .query_index = c.query_index ? c.query_index->data() : nullptr,
+                 .query_start = query_start,
+                 .num_queries = c.q.shape(0),
+                 .key_start = key_start,
+                 .num_keys = c.k.shape(0),
+                 .window = window};
+  return p;
+}
+
+// out, lse and the report of both launches: the forward, and the merge of split query tiles.
+py::tuple run_tree_attention(const py::array& q, const py::array& k, const py::array& v,
+                             const Array<int32_t>& subtree_end, const Array<int64_t>& position_ids,
+                             const Array<int32_t>& plan, int rows, int multiprocessors,
+                             const std::optional<Array<int64_t>>& query_index, int64_t query_start, int64_t key_start,
+                             double scale, int64_t window, double softcap, const std::optional<Array<float>>& sinks,
+                             bool partial, const std::string& dtype, const Options& options) {
+  const Call call = {q, k, v, subtree_end, position_ids, query_index, sinks};
+  AttentionForwardParams p = params_of(call, dtype, query_start, key_start, scale, window, softcap);
+  p.plan = PlanView(plan.data());
+  const ForwardTiling tiling = forward_tiling(p, rows, multiprocessors);
+  py::array out = poisoned_like(partial ? py::array(Array<float>(1)) : q, {q.shape(0), q.shape(1), v.shape(2)});
+  py::array lse = poisoned_like(Array<float>(1), {q.shape(1), q.shape(0)});
+  py::array workspace = poisoned_like(Array<float>(1), {py::ssize_t(forward_workspace_bytes(p, tiling) / 4)});
+  p.out = out.mutable_data();
+  p.out_dtype = partial ? DType::kFloat32 : p.q.dtype;
+  p.lse = lse.mutable_data();
+  p.workspace = workspace.mutable_data();
+
+  GlobalMemory memory, merge_memory;
+  call.add_to(memory);
+  add_input(memory, "plan", plan);
+  add_input(merge_memory, "plan", plan);
+  if (sinks) add_input(merge_memory, "sinks", *sinks);
+  for (GlobalMemory* m : {&memory, &merge_memory}) {
+    add_output(*m, "out", out);
+    add_output(*m, "lse", lse);
+    add_output(*m, "workspace", workspace);
+  }
+  Report report, merge_report;
+  const auto forward = launcher(memory, options, report);
+  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
+    case 64:
+      dispatch_tree_attention<64>(p, tiling, forward);
+      break;
+    case 128:
+      dispatch_tree_attention<128>(p, tiling, forward);
+      break;
+    case 256:
+      dispatch_tree_attention<256>(p, tiling, forward);
+      break;
+  }
+  Options merge_options = options;
+  merge_options.skip = "";  // it has nothing to skip
+  dispatch_tree_attention_merge(p, tiling, launcher(merge_memory, merge_options, merge_report));
+  CHECK(merge_report.sync_points.empty(), "the merge has synchronisation points: let them be skipped");
+  return py::make_tuple(out, lse, report);
+}
+
+}  // namespace
+
+void bind_attention(py::module_& m) {
+  m.def("tree_attention", &run_tree_attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("subtree_end"),
+        py::arg("position_ids"), py::arg("plan"), py::arg("rows"), py::arg("multiprocessors"), py::arg("query_index"),
+        py::arg("query_start"), py::arg("key_start"), py::arg("scale"), py::arg("window"), py::arg("softcap"),
+        py::arg("sinks"), py::arg("partial"), py::arg("dtype"), py::arg("options"));
+}
+
+}  // namespace regrow::emulator

@@ -1,0 +1,91 @@
+#pragma once
+
+// Which tiles the CUDA attention runs with, and why: read by the kernels at compile time, by the planner, the launcher
+// and regrow.explain at run time.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
+namespace regrow {
+
+// Keys of every tile: 64 keys and values of 128 are what an SM takes from L2 in the time of their product with 40 rows,
+// and the scores of 32 rows a warp against them fill 64 registers.
+inline constexpr int kKeyTile = 64;
+inline constexpr int kAttentionThreads = 128;
+
+// One way to run the forward. Of a block's four warps, row_warps lie along the rows of its query tile, the others along
+// the keys of a key tile, each with an online softmax of its own, merged at the end.
+struct ForwardConfiguration {
+  int head_dim;   // of q, k and v; zeros beyond the real one
+  int rows;       // of a query tile: tokens times heads of a KV group
+  int row_warps;  // rows / row_warps is a multiple of 16
+  int blocks;     // that share a multiprocessor, as far as registers go
+
+  constexpr int key_warps() const { return kAttentionThreads / 32 / row_warps; }
+  constexpr int max_registers() const { return std::min(255, 65'536 / (kAttentionThreads * blocks) / 8 * 8); }
+};
+
+inline constexpr ForwardConfiguration kForwardConfigurations[] = {
+    // Training and prefill: 32 rows a warp, so that each operand that ldmatrix loads serves two products; with 16 it
+    // would take as long as mma.
+    {64, 128, 4, 2},   // registers: out 64, scores 64; with three blocks it spills
+    {128, 128, 4, 2},  // out 128, scores 64
+    // Verification (16 draft tokens of a group of 4, say): no products with padding, more bytes under way.
+    {64, 64, 4, 4},   // out 32, scores 32
+    {128, 64, 4, 3},  // out 64, scores 32
+    {256, 64, 4, 2},  // out 128, scores 32; all uses, since 128 rows would need 256 for out alone
+    // Decoding: the tokens of a group fill one warp's 16 rows, so the warps share the keys.
+    {64, 16, 1, 4},   // out 32, scores 8
+    {128, 16, 1, 4},  // out 64, scores 8
+    {256, 16, 1, 2},  // out 128, scores 8; with three blocks it spills
+};
+
+// The head dim of the table that holds this one; 0 if none does.
+constexpr int padded_head_dim(int64_t head_dim) {
+  return head_dim <= 64 ? 64 : (head_dim <= 128 ? 128 : (head_dim <= 256 ? 256 : 0));
+}
+
+// -1 where the table has no such entry.
+constexpr int find_configuration(int head_dim, int rows) {
+  for (int i = 0; i < int(std::size(kForwardConfigurations)); ++i)
+    if (kForwardConfigurations[i].head_dim == head_dim && kForwardConfigurations[i].rows == rows) return i;
+  return -1;
+}
+
+// How many heads of a group share a query tile: all, or an equal part of them where the tile has fewer rows.
+constexpr int heads_of_tile(int64_t group, int rows) {
+  int heads = int(std::min<int64_t>(group, rows));
+  while (group % heads) --heads;
+  return heads;
+}
+
+// What a class of chips can do, in one clock of one multiprocessor.
+struct DeviceClass {
+  const char* name;
+  int compute_capability;   // ten times major plus minor: this and later ones
+  int max_multiprocessors;  // 0: any
+  int matmul_per_clock;     // multiply-adds of mma.sync, 16 bits in, fp32 sums
+  int shared_bytes;         // of a multiprocessor
+};
+
+inline constexpr int kSharedBytesPerClock = 128, kL2BytesPerClock = 64, kExponentialsPerClock = 16;
+
+// The last that applies. Blocks leave 1 KiB each to the system.
+inline constexpr DeviceClass kDeviceClasses[] = {
+    {"sm_80", 80, 0, 1024, 164 << 10},              // A100: 312 TFLOP/s on 108 multiprocessors at 1.41 GHz
+    {"sm_86, sm_89", 86, 0, 512, 100 << 10},        // half the rate, and little shared memory
+    {"sm_90", 90, 0, 1330, 228 << 10},              // H100, H200: mma.sync reaches 0.62 of wgmma's 2,145
+    {"sm_90, H20", 90, 78, 475, 228 << 10},         // 148 TFLOP/s on 78 at 1.98 GHz: matmul is scarce, so padding costs
+    {"sm_100 and later", 100, 0, 1024, 228 << 10},  // through PTX
+};
+
+constexpr const DeviceClass& device_class(int compute_capability, int multiprocessors) {
+  const DeviceClass* found = &kDeviceClasses[0];
+  for (const DeviceClass& c : kDeviceClasses)
+    if (compute_capability >= c.compute_capability &&
+        (!c.max_multiprocessors || multiprocessors <= c.max_multiprocessors))
+      found = &c;
+  return *found;
+}
+
+}  // namespace regrow

@@ -1,0 +1,71 @@
+#pragma once
+
+// How a launch of the forward cuts rows and heads. Host and device.
+#include "kernels/attention_configurations.h"
+#include "kernels/attention_params.h"
+
+namespace regrow {
+
+// A score in units of log2, what exp2 is taken of: score * scale, or softcap * tanh(score * scale / softcap). Made on
+// the host: as constants these take no registers.
+struct ScoreScale {
+  float log2;
+  float over_cap, cap_log2;  // tanh(y) is taken of 2^(2 y log2 e); 0 without a softcap
+};
+
+inline ScoreScale score_scale(const AttentionParams& p) {
+  constexpr double kLog2E = 1.4426950408889634;
+  return {float(p.scale * kLog2E), p.softcap != 0 ? float(2 * kLog2E * p.scale / p.softcap) : 0,
+          float(p.softcap * kLog2E)};
+}
+
+// A query tile holds the rows (token, head) of `tokens` queries and `heads` heads that share a KV head, token by token.
+struct ForwardTiling {
+  const int32_t* plan;  // its words, on the device
+  ScoreScale scale;
+  int rows;           // of the configuration, at least tokens * heads
+  int tokens;         // queries of a tile, as planned
+  int heads;          // query heads of a tile
+  int inverse_heads;  // row / heads is row * inverse_heads >> 16: exact below 128 rows and spares a division
+  int units;          // query_heads / heads: each item of the plan is run for each
+  int64_t max_items, max_merges, max_slots;  // what every plan of this shape stays within
+};
+
+// A plan's tiles for a chip of `multiprocessors`. Twice as many items as blocks find room for at once: the longest come
+// first, and the last wave is then shorter than a third of the whole.
+inline TileShape cuda_tiles(int64_t query_heads, int64_t kv_heads, int rows, int multiprocessors) {
+  const int heads = heads_of_tile(query_heads / kv_heads, rows);
+  const int64_t units = query_heads / heads;
+  const int blocks = rows >= 128 ? 2 : (rows >= 64 ? 3 : 4);
+  const int64_t items = (2 * int64_t(multiprocessors) * blocks + units - 1) / units;
+  // Four tiles, 256 keys: with less, a piece's own result would be as many bytes as its keys.
+  return {rows / heads, kKeyTile, int(items), 4};
+}
+
+inline ForwardTiling forward_tiling(const AttentionParams& p, int rows, int multiprocessors) {
+  const TileShape tiles = cuda_tiles(p.query_heads, p.kv_heads, rows, multiprocessors);
+  const int64_t query_tiles = (p.rectangle.num_queries + tiles.queries - 1) / tiles.queries;
+  const int64_t key_tiles = (p.rectangle.num_keys + kKeyTile - 1) / kKeyTile;
+  // A list of at most min_tiles tiles is not split.
+  const bool splits = key_tiles > tiles.min_tiles;
+  const int64_t pieces_of_tile = (key_tiles + tiles.min_tiles - 1) / tiles.min_tiles;
+  ForwardTiling t;
+  t.plan = p.plan.words();
+  t.scale = score_scale(p);
+  t.rows = rows;
+  t.tokens = tiles.queries;
+  t.heads = heads_of_tile(p.query_heads / p.kv_heads, rows);
+  t.inverse_heads = (65'536 + t.heads - 1) / t.heads;
+  t.units = p.query_heads / t.heads;
+  t.max_items = max_forward_items(query_tiles, tiles);
+  t.max_merges = splits ? std::min(query_tiles, max_merges(tiles)) : 0;
+  t.max_slots = splits ? std::min(query_tiles * pieces_of_tile, max_slots(tiles)) : 0;
+  return t;
+}
+
+// Of the pieces' results: their lse, then their out, for each slot, unit and row.
+inline int64_t forward_workspace_bytes(const AttentionParams& p, const ForwardTiling& t) {
+  return t.max_slots * t.units * t.rows * (int64_t(p.value_dim) + 1) * int64_t(sizeof(float));
+}
+
+}  // namespace regrow

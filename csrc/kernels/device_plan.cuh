@@ -1,0 +1,48 @@
+#pragma once
+
+#include "platform/memory.h"
+#include "tree/plan.h"
+
+namespace regrow {
+
+// A plan in global memory, as device code reads it (PlanView is the host's).
+class DevicePlan {
+ public:
+  DEVICE explicit DevicePlan(const int32_t* words) : words_(words) {}
+
+  DEVICE int32_t field(int32_t PlanHeader::* member AND_CALL_SITE) const {
+    return load_global(&(reinterpret_cast<const PlanHeader*>(words_)->*member) AND_SITE);
+  }
+  DEVICE ForwardItem forward_item(int64_t i) const { return entry<ForwardItem>(&PlanHeader::forward_items, i); }
+  DEVICE ForwardMerge merge(int64_t i) const {
+    const int32_t* at = words_ + field(&PlanHeader::merges) + 3 * i;
+    return {load_global(at), load_global(at + 1), load_global(at + 2)};
+  }
+  DEVICE const TileRun* forward_runs() const { return section<TileRun>(&PlanHeader::forward_runs); }
+  // Bit j: some query sees key j of the tile. Tiles of 64 keys.
+  DEVICE uint64_t seen_keys(int64_t key_tile) const { return entry<uint64_t>(&PlanHeader::seen_keys, key_tile); }
+
+  // False for a plan of another rectangle or other tiles. Another tree of the same size is not noticed here.
+  DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile) const {
+    const bool same_start = r.query_index || field(&PlanHeader::query_start) == r.query_start;
+    return field(&PlanHeader::magic) == kPlanMagic && field(&PlanHeader::num_tokens) == r.num_tokens &&
+           field(&PlanHeader::num_queries) == r.num_queries && field(&PlanHeader::num_keys) == r.num_keys &&
+           same_start && field(&PlanHeader::key_start) == r.key_start && field(&PlanHeader::window) == r.window &&
+           field(&PlanHeader::indexed) == (r.query_index != nullptr) &&
+           field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile;
+  }
+
+ private:
+  template <class T>
+  DEVICE const T* section(int32_t PlanHeader::* offset) const {
+    return reinterpret_cast<const T*>(words_ + field(offset));
+  }
+  template <class T>
+  DEVICE T entry(int32_t PlanHeader::* offset, int64_t i) const {
+    return load_global(section<T>(offset) + i);
+  }
+
+  const int32_t* words_;
+};
+
+}  // namespace regrow
