@@ -13,6 +13,22 @@ class DevicePlan {
   DEVICE int32_t field(int32_t PlanHeader::* member AND_CALL_SITE) const {
     return load_global(&(reinterpret_cast<const PlanHeader*>(words_)->*member) AND_SITE);
   }
+  // The plan with the tiles of the backward.
+  DEVICE DevicePlan backward() const { return DevicePlan(words_ + field(&PlanHeader::backward_plan)); }
+  DEVICE BackwardItem backward_item(int64_t i) const { return entry<BackwardItem>(&PlanHeader::backward_items, i); }
+  DEVICE const TileRun* backward_runs() const { return section<TileRun>(&PlanHeader::backward_runs); }
+
+  // How many key tiles that meet this query tile come after this one, which does.
+  DEVICE int later_key_tiles(int query_tile, int key_tile) const {
+    const int32_t* start = words_ + field(&PlanHeader::forward_start) + query_tile;
+    const TileRun* runs = forward_runs();
+    int run = load_global(start + 1) - 1;
+    const TileRun last = load_global(runs + run);
+    TileRun own = last;
+    while (own.begin > key_tile) own = load_global(runs + --run);
+    return last.ordinal + last.end - last.begin - 1 - (own.ordinal + key_tile - own.begin);
+  }
+
   DEVICE ForwardItem forward_item(int64_t i) const { return entry<ForwardItem>(&PlanHeader::forward_items, i); }
   DEVICE ForwardMerge merge(int64_t i) const {
     const int32_t* at = words_ + field(&PlanHeader::merges) + 3 * i;
