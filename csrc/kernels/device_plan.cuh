@@ -18,6 +18,14 @@ class DevicePlan {
   DEVICE BackwardItem backward_item(int64_t i) const { return entry<BackwardItem>(&PlanHeader::backward_items, i); }
   DEVICE const TileRun* backward_runs() const { return section<TileRun>(&PlanHeader::backward_runs); }
 
+  // How many items of the same key tile come after this one.
+  DEVICE int later_items(int item) const {
+    const int num_items = field(&PlanHeader::num_backward_items), key_tile = backward_item(item).key_tile;
+    int next = item + 1;
+    while (next < num_items && backward_item(next).key_tile == key_tile) ++next;
+    return next - item - 1;
+  }
+
   // How many key tiles that meet this query tile come after this one, which does.
   DEVICE int later_key_tiles(int query_tile, int key_tile) const {
     const int32_t* start = words_ + field(&PlanHeader::forward_start) + query_tile;

@@ -60,16 +60,22 @@ DEVICE void store_values(T* to, const Values<T, kValues>& values AND_CALL_SITE) 
     store_global(to, values[0] AND_SITE);
 }
 
-// Two values of a row, `column` even; and the 16 bytes from a column that is a multiple of 8.
+// Two neighbouring values, the first at an even offset of the tile, or at a row and an even column.
 template <class T, int kRows, int kColumns>
-DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int row, int column, uint32_t pair AND_CALL_SITE) {
-  T* address = tile.chunk(row, column / 8 * 8) + column % 8;
+DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int offset, uint32_t pair AND_CALL_SITE) {
+  T* address = tile.data + offset;
 #if !defined(__CUDACC__)
   emulator::access_shared(address, 4, emulator::Access::kWrite, site);
 #endif
   *reinterpret_cast<uint32_t*>(address) = pair;
 }
 
+template <class T, int kRows, int kColumns>
+DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int row, int column, uint32_t pair AND_CALL_SITE) {
+  store_pair(tile, tile.offset(row, column / 8 * 8) + column % 8, pair AND_SITE);
+}
+
+// The 16 bytes from a column that is a multiple of 8.
 template <class T, int kRows, int kColumns>
 DEVICE Vector16 load_chunk(const SharedTile<T, kRows, kColumns>& tile, int row, int column AND_CALL_SITE) {
   const T* address = tile.chunk(row, column);
