@@ -14,7 +14,7 @@ struct alignas(8) SumPair {
 
 // The item of a block, in shared memory: what is asked for now and then takes no register.
 struct BlockItem {
-  enum Field { kIndex, kKeyTile, kKvHead, kRunBegin, kRunEnd, kNumFields };
+  enum Field { kIndex, kKeyTile, kKvHead, kRunBegin, kRunEnd, kRank, kNumFields };
   SharedArray<int, kNumFields> fields;
 
   // By one thread. kIndex is negative where the tickets exceed the items.
@@ -72,36 +72,31 @@ struct TreeAttentionBackwardConfig {
   DEVICE static int first_dq_column() { return warp_index() % 2 * (kHeadDim / 2); }
 };
 
-// The query tiles of an item, each for every unit of the group.
+// The query tiles of an item, each for every unit of the group. Little is kept in registers, and the rest asked again.
 class QueryTileWalk {
  public:
-  DEVICE QueryTileWalk(const DevicePlan& plan, int run_begin, int run_end, int units)
-      : plan_(plan), run_(run_begin), run_end_(run_end), units_(units) {
-    if (!done()) enter_run();
+  DEVICE QueryTileWalk(const DevicePlan& plan, const BlockItem& item, int units)
+      : plan_(plan), item_(item), units_(units), run_(item[BlockItem::kRunBegin]) {
+    if (!done()) tile_ = run().begin;
   }
-  DEVICE bool done() const { return run_ >= run_end_; }
+  DEVICE bool done() const { return run_ >= item_[BlockItem::kRunEnd]; }
   DEVICE void advance() {
     if (++unit_ < units_) return;
     unit_ = 0;
-    if (++tile_ < tile_end_) return;
-    if (++run_ < run_end_) enter_run();
+    if (++tile_ < run().end) return;
+    ++run_;
+    if (!done()) tile_ = run().begin;
   }
   DEVICE int tile() const { return tile_; }
   DEVICE int unit() const { return unit_; }  // of the group
-  DEVICE bool partial() const { return partial_; }
+  DEVICE bool partial() const { return run().partial; }
 
  private:
-  DEVICE void enter_run() {
-    const TileRun run = load_global(plan_.backward_runs() + run_);
-    tile_ = run.begin;
-    tile_end_ = run.end;
-    partial_ = run.partial;
-  }
+  DEVICE TileRun run() const { return load_global(plan_.backward_runs() + run_); }
 
-  DevicePlan plan_;
-  int run_, run_end_, units_;
-  int tile_ = 0, tile_end_ = 0, unit_ = 0;
-  bool partial_ = false;
+  const DevicePlan& plan_;
+  const BlockItem& item_;
+  int units_, run_, tile_ = 0, unit_ = 0;
 };
 
 // sums += a b^T, 16 rows of `a` from `a_row` on against those of `b` from `b_row` on.
@@ -186,32 +181,31 @@ DEVICE void drop_unseen(FragmentC (&weights)[Config::kScoreBlocks], FragmentC (&
   }
 }
 
-// Adds a warp's 16 rows to fp32 sums in memory, row_of(half) being the thread's rows there. Of each 64 columns all
-// loads come before all stores: one after the other they would each wait for the L2.
+// Adds a warp's 16 rows to fp32 sums in memory, row_of(half) being the thread's rows there. Of 64 columns of a row all
+// loads come before all stores: one after the other they would each wait for the L2, and more have no registers.
 template <int kBlocks, class RowOf>
 DEVICE void add_rows(const FragmentC (&sums)[kBlocks], float factor, int first_column, int num_columns,
                      const RowOf& row_of) {
   constexpr int kTogether = kBlocks < 8 ? kBlocks : 8;
   UNROLL
-  for (int first = 0; first < kBlocks; first += kTogether) {
-    SumPair before[2][kTogether];
-    const auto for_each = [&](const auto& visit) {
+  for (int half = 0; half < 2; ++half) {
+    float* row = row_of(half);
+    if (!row) continue;
+    SumPair* pairs = reinterpret_cast<SumPair*>(row + first_column) + lane_index() % 4;
+    UNROLL
+    for (int first = 0; first < kBlocks; first += kTogether) {
+      SumPair before[kTogether];
       UNROLL
-      for (int half = 0; half < 2; ++half) {
-        float* row = row_of(half);
-        UNROLL
-        for (int n = 0; n < kTogether; ++n) {
-          const int column = first_column + 8 * (first + n);
-          if (row && column < num_columns)
-            visit(reinterpret_cast<SumPair*>(row + column) + lane_index() % 4, before[half][n],
-                  sums[first + n].values[2 * half], sums[first + n].values[2 * half + 1]);
-        }
+      for (int n = 0; n < kTogether; ++n)
+        if (first_column + 8 * (first + n) < num_columns) before[n] = load_global(pairs + 4 * (first + n));
+      UNROLL
+      for (int n = 0; n < kTogether; ++n) {
+        const float (&values)[4] = sums[first + n].values;
+        if (first_column + 8 * (first + n) < num_columns)
+          store_global(pairs + 4 * (first + n), SumPair{before[n].first + values[2 * half] * factor,
+                                                        before[n].second + values[2 * half + 1] * factor});
       }
-    };
-    for_each([&](const SumPair* at, SumPair& old, float, float) { old = load_global(at); });
-    for_each([&](SumPair* at, const SumPair& old, float x, float y) {
-      store_global(at, SumPair{old.first + x * factor, old.second + y * factor});
-    });
+    }
   }
 }
 
@@ -246,7 +240,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     copy_query_rows<Config::kThreads>(smem.q[stage], p.q, queries, p.head_dim);
     copy_query_rows<Config::kThreads>(smem.dout[stage], p.dout, queries, p.value_dim);
     smem.rows[stage].places.fill(p.rectangle, queries);
-    const int row = thread_index();
+    const int row = opaque(thread_index());
     if (row >= Config::kRows) return;
     const bool real = queries.has(row);
     const int64_t at = real ? queries.head(row) * p.rectangle.num_queries + queries.query(row) : 0;
@@ -255,7 +249,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   };
 
   FragmentC dk[Config::kSumBlocks], dv[Config::kSumBlocks];
-  QueryTileWalk walk(plan, smem.item[BlockItem::kRunBegin], smem.item[BlockItem::kRunEnd], tiling.units_of_group);
+  QueryTileWalk walk(plan, smem.item, tiling.units_of_group);
   copy_keys(smem.k, p.k, p.head_dim);
   copy_keys(smem.v, p.v, p.value_dim);
   smem.mask.copy(p.rectangle, first_key());
@@ -305,8 +299,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
       }
     }
     if (p.dq) {
-      int* turn = tiling.query_turns + int64_t(tile) * tiling.units + unit;
-      const int rank = plan.later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
+      const auto turn = [&] { return tiling.query_turns + int64_t(tile) * tiling.units + unit; };
       const QueryTile queries(p, tiling, tile, unit);
       UNROLL
       for (int part = 0; part < Config::kQueryParts; ++part) {
@@ -317,7 +310,11 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
           multiply_step(dq, load_a_of_columns(smem.dscores, key, Config::first_dq_row(), lane), smem.k, key, column,
                         lane);
         if (part == 0) {
-          if (thread_index() == 0) wait_for_turn(turn, rank);
+          if (thread_index() == 0) {
+            const int rank = plan.later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
+            smem.item.fields.store(BlockItem::kRank, rank);
+            wait_for_turn(turn(), rank);
+          }
           sync_block();  // it is this block's turn
         }
         add_rows(dq, tiling.score_scale, column, p.head_dim, [&](int half) -> float* {
@@ -327,7 +324,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
         });
       }
       sync_block();  // all of it is added
-      if (thread_index() == 0) pass_turn(turn, rank + 1);
+      if (thread_index() == 0) pass_turn(turn(), smem.item[BlockItem::kRank] + 1);
     }
     if (Config::kStages == 1 && more) {
       sync_block();  // nobody reads the stage

@@ -142,9 +142,10 @@ template <int kThreads, class T, int kRows, int kColumns, class Source>
 DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, int num_columns, const Source& source AND_CALL_SITE) {
   constexpr int kChunks = kColumns / 8;
   static_assert(kRows * kChunks % kThreads == 0);
+  const int thread = opaque(thread_index());
   NO_UNROLL  // unrolled, its addresses would cost more registers than the loop costs time
   for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
-    const int at = i * kThreads + thread_index();
+    const int at = i * kThreads + thread;
     const int row = at / kChunks, column = at % kChunks * 8;
     const RowSource<T> from = source(row);
     const bool real = from.real && column < num_columns;
