@@ -83,7 +83,7 @@ DEVICE float share_of(float lse, float total) { return lse == -INFINITY ? 0 : st
 DEVICE float admit_sink(const AttentionParams& p, int head, float& lse) {
   if (!p.sinks) return 1;
   const float sink = load_global(static_cast<const float*>(p.sinks) + head);
-  const float top = lse <= sink ? sink : lse;  // a NaN of lse stays
+  const float top = !(lse <= sink) && sink == sink ? lse : sink;  // a NaN of either stays
   const float total = std::isinf(top) ? top : top + std::log(share_of(lse, top) + share_of(sink, top));
   const float factor = share_of(lse, total);
   lse = total;
@@ -131,6 +131,7 @@ DEVICE void store_rows(const AttentionForwardParams& p, const ForwardTiling& til
       const float sum = quad_sum(softmax.sum[b][half]);
       // A NaN score has a weight, though it is no maximum.
       float lse = sum == 0 ? -INFINITY : (softmax.reference[b][half] + std::log2(sum)) * kLn2;
+      if (softmax.reference[b][half] == INFINITY) lse = INFINITY;  // whose weights are NaN
       float factor = sum == 0 ? 0 : 1 / sum;
       const bool stores_lse = first_column == 0 && lane_index() % 4 == 0;
       if (!wide) {
