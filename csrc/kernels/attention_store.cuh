@@ -33,7 +33,8 @@ DEVICE void join_key_warps(OnlineSoftmax<1>& softmax, FragmentC (&out)[1][Config
   Results& results = smem.results;
   const int key_warp = Config::key_warp();
   const auto row_of = [&](int half) { return Config::first_row() + row_of_value(2 * half); };
-  sync_block();  // nobody reads the last values, whose memory this is
+  // These lie where the keys were, which nobody has read since the last barrier.
+  static_assert(sizeof(results.reference) + sizeof(results.sum) <= sizeof(smem.k));
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(softmax.sum[0][half]);
@@ -42,7 +43,7 @@ DEVICE void join_key_warps(OnlineSoftmax<1>& softmax, FragmentC (&out)[1][Config
       results.sum.store(key_warp * Config::kRows + row_of(half), sum);
     }
   }
-  sync_block();
+  sync_block();  // and nobody reads the last values, where out will lie
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(half);

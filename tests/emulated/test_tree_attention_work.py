@@ -26,7 +26,7 @@ def test_each_sync_point_matters(head_dim, rows, options, partial, attention, as
     assert len(plan.forward) == 1 and [partial for _, _, partial in tiles] == [False, False, True, True]
     points = assert_each_sync_point_matters(lambda options: runner.arrays(case, options))
     names = [name for _, name in sorted((_line(point), point.split()[1]) for point in points)]
-    ending = ["sync_block"] * 3 * (rows == 16) + ["sync_warp"] * (not partial)
+    ending = ["sync_block"] * 2 * (rows == 16) + ["sync_warp"] * (not partial)
     assert names == ending + LOOP  # attention_store.cuh comes before tree_attention.cuh
 
 
