@@ -28,7 +28,8 @@ class DevicePlan {
     constexpr int64_t kLongest = 0x7fffffff;  // window of a plan
     return field(&PlanHeader::magic) == kPlanMagic && field(&PlanHeader::num_tokens) == r.num_tokens &&
            field(&PlanHeader::num_queries) == r.num_queries && field(&PlanHeader::num_keys) == r.num_keys &&
-           same_start && field(&PlanHeader::key_start) == r.key_start && field(&PlanHeader::window) == (r.window < kLongest ? r.window : kLongest) &&
+           same_start && field(&PlanHeader::key_start) == r.key_start &&
+           field(&PlanHeader::window) == (r.window < kLongest ? r.window : kLongest) &&
            field(&PlanHeader::indexed) == (r.query_index != nullptr) &&
            field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile;
   }

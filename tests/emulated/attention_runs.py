@@ -96,9 +96,9 @@ def rounding_apart(case):
     """How far two kernels may be apart that both sum in fp32 and round weights and out to the inputs' format.
 
     To first order, each side erring by half of it. A score is a sum of head_dim products, each sum rounded relative to
-    the sum of their sizes; scale, softcap and exp2 add a few ulp of its own size. That error is lse's, beside ulp of its
-    logarithm, and it is the relative error of a weight, as is the rounding to 16 bits. fp16 weights below 2^-14 are
-    rounded to multiples of 2^-24. All keys' weights are then summed in fp32.
+    the sum of their sizes; scale, softcap and exp2 add a few ulp of its own size. That error is lse's, beside a few ulp
+    of its logarithm, and it is the relative error of a weight, as is the rounding to 16 bits. fp16 weights below 2^-14
+    are rounded to multiples of 2^-24. All keys' weights are then summed in fp32.
     """
     options, group = case.options, case.q.size(1) // case.k.size(1)
     q, k, v = (x.detach().double().nan_to_num(0, 0, 0) for x in (case.q, case.k, case.v))

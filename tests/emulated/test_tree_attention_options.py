@@ -94,8 +94,10 @@ def test_head_groups_of_128_rows(heads, attention):
 
 # (head dim, value dim, rows): narrower than their table entry; one narrower than the other, either way, and by more
 # than a whole warp of columns; one 16-byte chunk.
-HEAD_DIMS = [(72, 72, 64), (72, 72, 16), (96, 40, 64), (96, 40, 16), (40, 96, 16), (192, 128, 64), (192, 128, 16),
-             (8, 8, 128), (8, 8, 64), (8, 8, 16), (8, 256, 16), (256, 8, 16), (96, 96, 128), (120, 88, 128)]  # fmt: skip
+HEAD_DIMS = [
+    (72, 72, 64), (72, 72, 16), (96, 40, 64), (96, 40, 16), (40, 96, 16), (192, 128, 64), (192, 128, 16),
+    (8, 8, 128), (8, 8, 64), (8, 8, 16), (8, 256, 16), (256, 8, 16), (96, 96, 128), (120, 88, 128),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("partial", [False, True])

@@ -1,4 +1,4 @@
-"""Tree attention of each kind of rectangle: chunks, ranges of keys, scattered queries, nothing to see, nothing at all."""
+"""Tree attention of each kind of rectangle: chunks, ranges of keys, scattered queries, nothing to see, nothing."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_scattered_queries_of_a_large_tree(rows, attention):
 @pytest.mark.parametrize("head_dim, rows", [(64, 128), (128, 64), (64, 16), (256, 16)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_partial_results_merge_to_the_whole(head_dim, rows, dtype, attention, emulator):
-    """Keys in blocks that end within tiles; some queries see nothing of some. Each part is right, and so is their join."""
+    """Keys in blocks that end within tiles; some queries see nothing of some. Each part is right, and their join."""
     shape = {"heads": (2, 1), "head_dim": head_dim, "value_dim": head_dim}
     whole = make_case(grpo_group(), dtype=dtype, sinks=True, queries=(60, 110), **shape)
     runner, outs, lses = attention(rows), [], []
@@ -71,9 +71,7 @@ def test_partial_results_merge_to_the_whole(head_dim, rows, dtype, attention, em
 def test_queries_that_see_nothing(partial, sinks, rows, attention):
     """Among others of their tile; a whole tile of them, which has no key tile."""
     tree = PrefixTree.from_nodes([-1, -1], [40, 150])  # a query of the second root sees no key of the first
-    case = make_case(
-        tree, dtype=torch.bfloat16, queries=(30, 190), keys=(0, 40), partial=partial, sinks=sinks, **SMALL
-    )
+    case = make_case(tree, dtype=torch.bfloat16, queries=(30, 190), keys=(0, 40), partial=partial, sinks=sinks, **SMALL)
     runner = attention(rows)
     plan = Plan(runner.plan(case))
     assert any(not item.runs for item in plan.forward)

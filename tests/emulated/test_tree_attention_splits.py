@@ -109,7 +109,7 @@ def test_a_plan_of_another_call_is_refused(name, rows, attention, options, emula
     call |= {"dtype": torch.bfloat16, "head_dim": 64, "value_dim": 64}
     runner = attention(rows)
     plan = runner.plan(make_case(**call | OTHERS[name]))
-    with pytest.raises(emulator.Failure, match="the plan does not fit this call: make one with regrow.plan"):
+    with pytest.raises(emulator.Failure, match=r"the plan does not fit this call: make one with regrow\.plan"):
         runner.arrays(make_case(**call), options, plan)
 
 
