@@ -5,7 +5,7 @@ import torch
 
 import regrow
 from attention_cases import assert_matches_oracle, make_case
-from named_trees import conversation, empty, grpo_group, ragged
+from named_trees import chain, conversation, empty, grpo_group, ragged
 from plan_decoder import Plan
 from regrow import PrefixTree
 
@@ -33,6 +33,17 @@ RECTANGLES = {
 @pytest.mark.parametrize("rectangle", RECTANGLES)
 def test_rectangles(rectangle, sinks, rows, attention):
     case = make_case(grpo_group(), dtype=torch.bfloat16, sinks=sinks, **SMALL, **RECTANGLES[rectangle])
+    attention(rows).check(case)
+
+
+# All queries see all keys, but the last tile may not be full: one key of it, all but one, all; a tile and then these.
+@ROWS
+@pytest.mark.parametrize("num_keys", [1, 63, 64, 65, 127])
+def test_a_last_tile_of_any_size(num_keys, rows, attention):
+    case = make_case(chain(4, 50), dtype=torch.bfloat16, queries=(150, 160), keys=(3, 3 + num_keys), **SMALL)
+    for name in ("k", "v"):  # what lies past the end is NaN
+        wide = torch.full((num_keys + 64, 1, 64), torch.nan, dtype=case.k.dtype)
+        setattr(case, name, wide[:num_keys].copy_(getattr(case, name)))
     attention(rows).check(case)
 
 
