@@ -49,9 +49,11 @@ class DevicePlan {
   // False for a plan of another rectangle or other tiles. Another tree of the same size is not noticed here.
   DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile, int items) const {
     const bool same_start = r.query_index || field(&PlanHeader::query_start) == r.query_start;
+    constexpr int64_t kLongest = 0x7fffffff;  // window of a plan
     return field(&PlanHeader::magic) == kPlanMagic && field(&PlanHeader::num_tokens) == r.num_tokens &&
            field(&PlanHeader::num_queries) == r.num_queries && field(&PlanHeader::num_keys) == r.num_keys &&
-           same_start && field(&PlanHeader::key_start) == r.key_start && field(&PlanHeader::window) == r.window &&
+           same_start && field(&PlanHeader::key_start) == r.key_start &&
+           field(&PlanHeader::window) == (r.window < kLongest ? r.window : kLongest) &&
            field(&PlanHeader::indexed) == (r.query_index != nullptr) &&
            field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile &&
            field(&PlanHeader::items) == items;
