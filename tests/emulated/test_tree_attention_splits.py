@@ -113,6 +113,19 @@ def test_a_plan_of_another_call_is_refused(name, rows, attention, options, emula
         runner.arrays(make_case(**call), options, plan)
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_scattered_queries_are_told_from_a_range(indexed, attention, emulator):
+    """Of the same queries: a call with an index reads it, a plan without has no checksum of it."""
+    kinds = [{"queries": (0, 20)}, {"query_index": torch.arange(20)}]
+    case, other = (
+        make_case(grpo_group(), dtype=torch.bfloat16, heads=(2, 1), head_dim=64, value_dim=64, **kinds[kind])
+        for kind in (indexed, not indexed)
+    )
+    runner = attention(64)
+    with pytest.raises(emulator.Failure, match="the plan does not fit this call"):
+        runner.arrays(case, emulator.Options(), runner.plan(other))
+
+
 def test_what_is_no_plan_is_refused(attention, emulator):
     case = _long(head_dim=64, value_dim=64)
     runner = attention(16)
