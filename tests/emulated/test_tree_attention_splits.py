@@ -89,6 +89,17 @@ def test_bad_scores_survive_the_merge(bad, sinks, attention):
     assert results["lse"].isnan().all() if bad != bad else (results["lse"] == torch.inf).all()
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+def test_bad_scores_survive_beside_pieces_that_saw_nothing(sinks, attention):
+    tree, index = PrefixTree.from_nodes([-1, -1], [320, 320]), torch.tensor([310, 319, 600, 639])
+    shape = {"heads": (2, 1), "head_dim": 64, "value_dim": 64, "query_index": index}
+    case = make_case(tree, dtype=torch.bfloat16, sinks=sinks, **shape)
+    case.k[320:] = torch.nan
+    results = attention(16, multiprocessors=64).run(case)
+    for result in results.values():
+        assert result[:2].isfinite().all() and result[2:].isnan().all()
+
+
 # What a plan says, one by one: it was made for another call.
 OTHERS = {
     "query start": {"queries": (41, 61)},
