@@ -89,6 +89,17 @@ def test_bad_scores_survive_the_merge(bad, sinks, attention):
     assert results["lse"].isnan().all() if bad != bad else (results["lse"] == torch.inf).all()
 
 
+@pytest.mark.parametrize("sinks", [False, True])
+def test_bad_scores_survive_beside_pieces_that_saw_nothing(sinks, attention):
+    tree, index = PrefixTree.from_nodes([-1, -1], [320, 320]), torch.tensor([310, 319, 600, 639])
+    shape = {"heads": (2, 1), "head_dim": 64, "value_dim": 64, "query_index": index}
+    case = make_case(tree, dtype=torch.bfloat16, sinks=sinks, **shape)
+    case.k[320:] = torch.nan
+    results = attention(16, multiprocessors=64).run(case)
+    for result in results.values():
+        assert result[:2].isfinite().all() and result[2:].isnan().all()
+
+
 # What a plan says, one by one: it was made for another call.
 OTHERS = {
     "query start": {"queries": (41, 61)},
@@ -111,6 +122,19 @@ def test_a_plan_of_another_call_is_refused(name, rows, attention, options, emula
     plan = runner.plan(make_case(**call | OTHERS[name]))
     with pytest.raises(emulator.Failure, match=r"the plan does not fit this call: make one with regrow\.plan"):
         runner.arrays(make_case(**call), options, plan)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_scattered_queries_are_told_from_a_range(indexed, attention, emulator):
+    """Of the same queries: a call with an index reads it, a plan without has no checksum of it."""
+    kinds = [{"queries": (0, 20)}, {"query_index": torch.arange(20)}]
+    case, other = (
+        make_case(grpo_group(), dtype=torch.bfloat16, heads=(2, 1), head_dim=64, value_dim=64, **kinds[kind])
+        for kind in (indexed, not indexed)
+    )
+    runner = attention(64)
+    with pytest.raises(emulator.Failure, match="the plan does not fit this call"):
+        runner.arrays(case, emulator.Options(), runner.plan(other))
 
 
 def test_what_is_no_plan_is_refused(attention, emulator):
