@@ -1,0 +1,82 @@
+"""What is asked of each CUDA kernel, as data: its budget and what its machine code must hold. A new kernel is one row.
+
+Patterns are matched with whole opcodes as the disassembler spells them, such as LDG.E.128.
+"""
+
+from dataclasses import dataclass
+
+COPY_ASYNC_16 = r"LDGSTS\.E\.BYPASS(\.LTC\w+)?\.128"  # past L1, 16 bytes straight into shared memory
+WAIT_FOR_COPIES = r"LDGDEPBAR"
+LOAD_MATRIX = r"LDSM\.16\.M88\.4"
+LOAD_MATRIX_TRANSPOSED = r"LDSM\.16\.MT88\.4"
+MMA = {"bf16": r"HMMA\.16816\.F32\.BF16", "fp16": r"HMMA\.16816\.F32"}
+LOAD_16, STORE_16 = r"LDG\.E(\.\w+)*\.128(\.\w+)*", r"STG\.E(\.\w+)*\.128(\.\w+)*"
+BARRIER = r"BAR\.SYNC\S*"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`config` and `shared` are C++ types, with {0}, {1} for the kernel's template arguments.
+
+    `config` holds kMaxRegisters and kThreads, and kMaxSharedBytes where shared memory is to bound the blocks of an SM
+    further than registers do; `shared` is the kernel's Smem, "" where it has none.
+    """
+
+    name: str
+    config: str
+    shared: str = ""
+    holds: tuple = ()  # patterns for every instantiation
+    holds_where: tuple = ()  # (regular expression for the template arguments, pattern), ...
+    integer_atomics: str = ""  # what they are for; atomics that add floats are never allowed
+
+
+# Source in csrc/cuda -> its kernels.
+KERNELS = {
+    "kernels.cu": (
+        Kernel(
+            "lse_merge", "LseMergeConfig",
+            holds_where=(("float, 4|double, 2", LOAD_16), ("float, 4|double, 2", STORE_16)),
+        ),
+        Kernel("replay_gather", "ReplayGatherConfig", holds_where=(("Vector16", LOAD_16), ("Vector16", STORE_16))),
+        Kernel("replay_scatter", "ReplayScatterConfig"),
+        Kernel(
+            "logits_row_stats", "LogitsRowConfig", shared="LogitsRowSmem<typename SumOf<{0}>::Type>",
+            holds=(BARRIER,), holds_where=(("double.*2$|float.*4$|[bf][fp]16.*8$", LOAD_16),),
+        ),
+        Kernel("logits_pick", "LogitsRowConfig"),
+    ),
+    "tile_matmul.cu": (
+        Kernel(
+            "tile_matmul", "{0}", shared="typename {0}::Smem",
+            holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, BARRIER),
+            holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"]), ("false", LOAD_MATRIX_TRANSPOSED)),
+        ),
+    ),
+}  # fmt: skip
+
+
+def kernel_of(source, function):
+    """The row of a demangled name, such as regrow::lse_merge<float, 4>(...)."""
+    rows = [kernel for kernel in KERNELS[source] if f"::{kernel.name}<" in function or f"::{kernel.name}(" in function]
+    assert len(rows) == 1, f"{function} in {source} has {len(rows)} rows in tests/static/cuda_kernels.py, must have one"
+    return rows[0]
+
+
+def template_arguments(function):
+    """["Config<bf16, false>", "4"] of "void kernel<Config<bf16, false>, 4>(Params)"."""
+    head = function.split("<", 1)
+    if len(head) == 1 or "(" in head[0]:
+        return []
+    arguments, depth = [""], 0
+    for character in head[1]:
+        if character in "<({[":
+            depth += 1
+        elif character in ">)}]":
+            depth -= 1
+            if depth < 0:
+                break
+        if character == "," and depth == 0:
+            arguments.append("")
+        else:
+            arguments[-1] += character
+    return [argument.strip() for argument in arguments]

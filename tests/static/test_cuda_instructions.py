@@ -1,0 +1,62 @@
+"""The machine code holds what the kernels mean: read with the disassembler that the `test` extra installs."""
+
+import re
+
+import pytest
+
+from cuda_build import CHIPS
+from cuda_kernels import KERNELS
+
+ROWS = [(source, kernel) for source, kernels in KERNELS.items() for kernel in kernels]
+each_kernel = pytest.mark.parametrize("source, kernel", ROWS, ids=[kernel.name for _, kernel in ROWS])
+each_chip = pytest.mark.parametrize("chip", CHIPS)
+
+LOCAL = {"LDL", "STL"}
+ATOMIC = {"RED", "REDG", "REDS", "ATOM", "ATOMG", "ATOMS"}
+
+
+@pytest.fixture
+def code_of(cuda_entries, machine_code):
+    """Function -> its opcodes, of one kernel on one chip."""
+
+    def read(source, kernel, chip):
+        entries = [e for e in cuda_entries if (e.source, e.kernel, e.chip) == (source, kernel, chip)]
+        assert entries, f"{source} has no {kernel.name} for sm_{chip}"
+        return {entry.function: (entry, machine_code.sass[chip, entry.mangled]) for entry in entries}
+
+    return read
+
+
+@each_kernel
+@each_chip
+def test_holds_what_was_meant(source, kernel, chip, code_of):
+    used = set()
+    for function, (entry, opcodes) in code_of(source, kernel, chip).items():
+        arguments = ", ".join(entry.arguments)
+        chosen = [(where, pattern) for where, pattern in kernel.holds_where if re.search(where, arguments)]
+        used.update(chosen)
+        for pattern in (*kernel.holds, *(pattern for _, pattern in chosen)):
+            assert any(re.fullmatch(pattern, opcode) for opcode in opcodes), f"no {pattern} in {function}"
+    assert used == set(kernel.holds_where), "a condition that no instantiation meets checks nothing"
+
+
+@each_kernel
+@each_chip
+def test_no_local_memory(source, kernel, chip, code_of):
+    for function, (_, opcodes) in code_of(source, kernel, chip).items():
+        assert LOCAL.isdisjoint(opcode.split(".")[0] for opcode in opcodes), function
+
+
+# Atomics would make sums of floats depend on timing.
+@each_kernel
+@each_chip
+def test_no_atomic_sums(source, kernel, chip, code_of):
+    for function, (_, opcodes) in code_of(source, kernel, chip).items():
+        atomics = [opcode for opcode in opcodes if opcode.split(".")[0] in ATOMIC]
+        assert not any(re.search(r"\.B?F(16|32|64)", opcode) for opcode in atomics), f"{function}: {atomics}"
+        assert not atomics or kernel.integer_atomics, f"{function}: {atomics}, and its row does not say what for"
+
+
+@pytest.mark.parametrize("source", KERNELS)
+def test_later_chips_find_ptx(source, machine_code):
+    assert any("sm_90" in name or "compute_90" in name for name in machine_code.ptx[source])
