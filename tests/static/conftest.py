@@ -9,7 +9,7 @@ import cuda_build
 
 @pytest.fixture(scope="session")
 def cuda_objects(tmp_path_factory):
-    """Source -> (object, ptxas' log, processor seconds)."""
+    """(object, ptxas' log, processor seconds) of every source."""
     if cuda_build.find_nvcc() is None:
         pytest.skip("nvcc is not on the PATH and CUDA_HOME names none")
     return cuda_build.compile_all(tmp_path_factory.mktemp("cuda"))
@@ -18,7 +18,7 @@ def cuda_objects(tmp_path_factory):
 @pytest.fixture(scope="session")
 def cuda_entries(cuda_objects):
     """Every instantiation of every kernel, on each chip."""
-    return [entry for source, (_, log, _) in cuda_objects.items() for entry in cuda_build.parse_ptxas(log, source)]
+    return [entry for _, log, _ in cuda_objects for entry in cuda_build.parse_ptxas(log)]
 
 
 @pytest.fixture(scope="session")
@@ -29,12 +29,11 @@ def cuda_budgets(cuda_entries, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def machine_code(cuda_objects):
-    """`sass`: (chip, mangled name) -> opcodes; `ptx`: source -> names of the PTX files in its object."""
+    """`sass`: (chip, mangled name) -> opcodes; `ptx`: names of the PTX files in each object."""
     for tool in ("cuobjdump", "nvdisasm"):
         if cuda_build.find_tool(tool) is None:
             pytest.skip(f"no {tool}: pip install nvidia-cuda-{tool}")
-    sass, ptx = {}, {}
-    for source, (target, _, _) in cuda_objects.items():
+    sass = {}
+    for target, _, _ in cuda_objects:
         sass |= cuda_build.disassemble(target)
-        ptx[source] = cuda_build.embedded_ptx(target)
-    return SimpleNamespace(sass=sass, ptx=ptx)
+    return SimpleNamespace(sass=sass, ptx=[cuda_build.embedded_ptx(target) for target, _, _ in cuda_objects])

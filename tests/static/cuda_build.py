@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from cuda_kernels import KERNELS, kernel_of, template_arguments
+from cuda_kernels import kernel_of, template_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-std=c++20", "-O3", f"-I{ROOT / 'csrc'}", "-Werror", "all-warnings", "-Xptxas", "-v"]
+SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"), key=lambda path: path.stat().st_size)
 CHIPS = ("80", "90")
 GENERATE = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
 JOBS = 2
@@ -22,7 +23,6 @@ JOBS = 2
 class Entry:
     """One instantiation on one chip, as ptxas reports it; bytes but for `registers`."""
 
-    source: str
     chip: str
     mangled: str
     function: str  # demangled
@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def kernel(self):
-        return kernel_of(self.source, self.function)
+        return kernel_of(self.function)
 
     @property
     def arguments(self):
@@ -65,14 +65,12 @@ def find_tool(name):
     return found[0] if found else shutil.which(name)
 
 
-def compile_source(source, folder):
+def compile_source(path, folder):
     """The object's path, ptxas' log and the processor seconds that it took."""
-    target, log = folder / f"{source}.o", folder / f"{source}.log"
-    path = ROOT / "csrc" / "cuda" / source
+    target, log = folder / f"{path.stem}.o", folder / f"{path.stem}.log"
     with log.open("w") as output:
-        process = subprocess.Popen(
-            [find_nvcc(), "-c", path, "-o", target, *FLAGS, *GENERATE], stdout=output, stderr=output
-        )
+        command = [find_nvcc(), "-c", path, "-o", target, *FLAGS, *GENERATE]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, log.read_text()
@@ -80,11 +78,9 @@ def compile_source(source, folder):
 
 
 def compile_all(folder):
-    """Source -> compile_source's result; two at a time, the largest first."""
-    largest_first = sorted(KERNELS, key=lambda source: -(ROOT / "csrc" / "cuda" / source).stat().st_size)
+    """compile_source's results for SOURCES, the largest first; two at a time."""
     with ThreadPoolExecutor(JOBS) as pool:
-        results = pool.map(lambda source: compile_source(source, folder), largest_first)
-        return dict(zip(largest_first, results, strict=True))
+        return list(pool.map(lambda path: compile_source(path, folder), reversed(SOURCES)))
 
 
 def makespan(seconds, jobs=JOBS):
@@ -99,8 +95,8 @@ def demangle(name):
     return subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def parse_ptxas(log, source):
-    """Entries of one source from what `nvcc -Xptxas -v` printed."""
+def parse_ptxas(log):
+    """Entries from what `nvcc -Xptxas -v` printed."""
     entries = []
     for block in log.split("Compiling entry function")[1:]:
         mangled, chip = re.match(r" '(\w+)' for 'sm_(\d+)", block).groups()
@@ -109,7 +105,7 @@ def parse_ptxas(log, source):
         used = re.search(r"Used (\d+) registers([^\n]*)", own)
         static = re.search(r"(\d+) bytes smem", used[2])
         numbers = map(int, (*memory.groups(), used[1], static[1] if static else 0))
-        entries.append(Entry(source, chip, mangled, demangle(mangled), *numbers))
+        entries.append(Entry(chip, mangled, demangle(mangled), *numbers))
     return entries
 
 

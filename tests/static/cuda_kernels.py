@@ -30,35 +30,30 @@ class Kernel:
     integer_atomics: str = ""  # what they are for; atomics that add floats are never allowed
 
 
-# Source in csrc/cuda -> its kernels.
-KERNELS = {
-    "kernels.cu": (
-        Kernel(
-            "lse_merge", "LseMergeConfig",
-            holds_where=(("float, 4|double, 2", LOAD_16), ("float, 4|double, 2", STORE_16)),
-        ),
-        Kernel("replay_gather", "ReplayGatherConfig", holds_where=(("Vector16", LOAD_16), ("Vector16", STORE_16))),
-        Kernel("replay_scatter", "ReplayScatterConfig"),
-        Kernel(
-            "logits_row_stats", "LogitsRowConfig", shared="LogitsRowSmem<typename SumOf<{0}>::Type>",
-            holds=(BARRIER,), holds_where=(("double.*2$|float.*4$|[bf][fp]16.*8$", LOAD_16),),
-        ),
-        Kernel("logits_pick", "LogitsRowConfig"),
+KERNELS = (
+    Kernel(
+        "lse_merge", "LseMergeConfig",
+        holds_where=(("float, 4|double, 2", LOAD_16), ("float, 4|double, 2", STORE_16)),
     ),
-    "tile_matmul.cu": (
-        Kernel(
-            "tile_matmul", "{0}", shared="typename {0}::Smem",
-            holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, BARRIER),
-            holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"]), ("false", LOAD_MATRIX_TRANSPOSED)),
-        ),
+    Kernel("replay_gather", "ReplayGatherConfig", holds_where=(("Vector16", LOAD_16), ("Vector16", STORE_16))),
+    Kernel("replay_scatter", "ReplayScatterConfig"),
+    Kernel(
+        "logits_row_stats", "LogitsRowConfig", shared="LogitsRowSmem<typename SumOf<{0}>::Type>",
+        holds=(BARRIER,), holds_where=(("double.*2$|float.*4$|[bf][fp]16.*8$", LOAD_16),),
     ),
-}  # fmt: skip
+    Kernel("logits_pick", "LogitsRowConfig"),
+    Kernel(
+        "tile_matmul", "{0}", shared="typename {0}::Smem",
+        holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, BARRIER),
+        holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"]), ("false", LOAD_MATRIX_TRANSPOSED)),
+    ),
+)  # fmt: skip
 
 
-def kernel_of(source, function):
+def kernel_of(function):
     """The row of a demangled name, such as regrow::lse_merge<float, 4>(...)."""
-    rows = [kernel for kernel in KERNELS[source] if f"::{kernel.name}<" in function or f"::{kernel.name}(" in function]
-    assert len(rows) == 1, f"{function} in {source} has {len(rows)} rows in tests/static/cuda_kernels.py, must have one"
+    rows = [kernel for kernel in KERNELS if f"::{kernel.name}<" in function or f"::{kernel.name}(" in function]
+    assert len(rows) == 1, f"{function} has {len(rows)} rows in tests/static/cuda_kernels.py, must have one"
     return rows[0]
 
 
