@@ -46,7 +46,11 @@ class Budget:
     max_registers: int
     threads: int
     shared: int  # sizeof the kernel's Smem
-    max_shared: int  # 0 where the configuration names none
+
+    @property
+    def blocks(self):
+        """That share a multiprocessor, as far as registers go: 64 Ki of them."""
+        return 65536 // (self.max_registers * self.threads)
 
 
 def find_nvcc():
@@ -163,9 +167,12 @@ HEADERS
 namespace regrow {
 template <class Config>
 void print(size_t shared) {
-  long max_shared = 0;
-  if constexpr (requires { Config::kMaxSharedBytes; }) max_shared = Config::kMaxSharedBytes;
-  std::printf("%d %d %zu %ld\\n", int(Config::kMaxRegisters), int(Config::kThreads), shared, max_shared);
+  int max_registers = 0;
+  if constexpr (requires { Config::kMaxRegisters; })
+    max_registers = Config::kMaxRegisters;
+  else
+    max_registers = Config::kTable.max_registers();
+  std::printf("%d %d %zu\\n", max_registers, int(Config::kThreads), shared);
 }
 }  // namespace regrow
 using namespace regrow;

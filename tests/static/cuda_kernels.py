@@ -18,8 +18,8 @@ BARRIER = r"BAR\.SYNC\S*"
 class Kernel:
     """`config` and `shared` are C++ types, with {0}, {1} for the kernel's template arguments.
 
-    `config` holds kMaxRegisters and kThreads, and kMaxSharedBytes where shared memory is to bound the blocks of an SM
-    further than registers do; `shared` is the kernel's Smem, "" where it has none.
+    `config` holds kThreads, and kMaxRegisters or a kTable that has max_registers(); `shared` is the kernel's Smem, ""
+    where it has none.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Kernel:
     shared: str = ""
     holds: tuple = ()  # patterns for every instantiation
     holds_where: tuple = ()  # (regular expression for the template arguments, pattern), ...
+    shared_bound: tuple = ()  # (chip, regular expression): where shared memory allows fewer blocks than registers do
     integer_atomics: str = ""  # what they are for; atomics that add floats are never allowed
 
 

@@ -3,6 +3,8 @@
 No GPU is needed. The budgets stand beside the configurations in csrc/kernels, the kernels in cuda_kernels.py.
 """
 
+import re
+
 import pytest
 
 from cuda_build import CHIPS, makespan
@@ -11,9 +13,8 @@ from cuda_kernels import KERNELS
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 each_chip = pytest.mark.parametrize("chip", CHIPS)
 
-SM_REGISTERS = 65536
-# Of an SM, and the most that one block may ask for, in KiB: the smaller chip of each generation is not built for.
-SM_SHARED, BLOCK_SHARED = {"80": 164, "90": 228}, {"80": 163, "90": 227}
+# Of a multiprocessor, and the most that one block may ask for.
+SM_SHARED, BLOCK_SHARED = {"80": 164 << 10, "90": 228 << 10}, {"80": 163 << 10, "90": 227 << 10}
 RESERVED_SHARED = 1024  # per block, for the system
 COMPILE_SECONDS = 300
 
@@ -35,7 +36,7 @@ def test_registers(kernel, chip, cuda_entries, cuda_budgets):
     for entry in entries_of(cuda_entries, kernel, chip):
         budget = cuda_budgets[kernel, tuple(entry.arguments)]
         assert entry.registers <= budget.max_registers, entry.function
-        assert budget.max_registers * budget.threads <= SM_REGISTERS, "not even one block would fit an SM"
+        assert budget.blocks > 0, f"{entry.function}: not even one block fits a multiprocessor"
 
 
 @each_kernel
@@ -45,19 +46,18 @@ def test_no_local_memory(kernel, chip, cuda_entries):
         assert (entry.stack, entry.spill_stores, entry.spill_loads) == (0, 0, 0), entry.function
 
 
-# An SM must hold as many blocks by shared memory as by registers, unless a configuration says how much it takes.
+# A multiprocessor holds as many blocks by shared memory as by registers, unless the row says where it does not.
 @each_kernel
 @each_chip
 def test_shared_memory(kernel, chip, cuda_entries, cuda_budgets):
+    bound = [pattern for where, pattern in kernel.shared_bound if where == chip]
     for entry in entries_of(cuda_entries, kernel, chip):
         budget = cuda_budgets[kernel, tuple(entry.arguments)]
         assert entry.static_shared == 0, f"{entry.function}: Smem must start where shared memory starts"
-        assert budget.shared <= BLOCK_SHARED[chip] * 1024, entry.function
-        if budget.max_shared:
-            assert budget.shared <= budget.max_shared, entry.function
-        else:
-            blocks = SM_REGISTERS // (budget.max_registers * budget.threads)
-            assert blocks * (budget.shared + RESERVED_SHARED) <= SM_SHARED[chip] * 1024, entry.function
+        assert budget.shared <= BLOCK_SHARED[chip], entry.function
+        fits = budget.blocks * (budget.shared + RESERVED_SHARED) <= SM_SHARED[chip]
+        expected = not any(re.search(pattern, ", ".join(entry.arguments)) for pattern in bound)
+        assert fits == expected, f"{entry.function}: {budget}"
 
 
 # Processor seconds, as two cores without neighbours would spend them.
