@@ -12,6 +12,8 @@ LOAD_MATRIX_TRANSPOSED = r"LDSM\.16\.MT88\.4"
 MMA = {"bf16": r"HMMA\.16816\.F32\.BF16", "fp16": r"HMMA\.16816\.F32"}
 LOAD_16, STORE_16 = r"LDG\.E(\.\w+)*\.128(\.\w+)*", r"STG\.E(\.\w+)*\.128(\.\w+)*"
 BARRIER = r"BAR\.SYNC\S*"
+ASSERT = r"CALL\.\S*"  # of __assertfail, which is all that device code calls
+TO_BF16, TO_FP16 = r"F2FP\.BF16\S*", r"F2FP\.(F16\.\S*)?PACK_AB"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Kernel:
     """
 
     name: str
+    instantiations: int  # on each chip
     config: str
     shared: str = ""
     holds: tuple = ()  # patterns for every instantiation
@@ -33,18 +36,31 @@ class Kernel:
 
 KERNELS = (
     Kernel(
-        "lse_merge", "LseMergeConfig",
+        "lse_merge", 4, "LseMergeConfig",
         holds_where=(("float, 4|double, 2", LOAD_16), ("float, 4|double, 2", STORE_16)),
     ),
-    Kernel("replay_gather", "ReplayGatherConfig", holds_where=(("Vector16", LOAD_16), ("Vector16", STORE_16))),
-    Kernel("replay_scatter", "ReplayScatterConfig"),
     Kernel(
-        "logits_row_stats", "LogitsRowConfig", shared="LogitsRowSmem<typename SumOf<{0}>::Type>",
+        "replay_gather", 3, "ReplayGatherConfig", holds=(ASSERT,),
+        holds_where=(("Vector16", LOAD_16), ("Vector16", STORE_16)),
+    ),
+    Kernel(
+        "replay_scatter", 8, "ReplayScatterConfig", holds=(ASSERT,),
+        holds_where=(("bf16", TO_BF16), ("fp16", TO_FP16)),
+    ),
+    Kernel(
+        "logits_row_stats", 16, "LogitsRowConfig", shared="LogitsRowSmem<typename SumOf<{0}>::Type>",
         holds=(BARRIER,), holds_where=(("double.*2$|float.*4$|[bf][fp]16.*8$", LOAD_16),),
     ),
-    Kernel("logits_pick", "LogitsRowConfig"),
+    Kernel("logits_pick", 8, "LogitsRowConfig", holds=(ASSERT,)),
     Kernel(
-        "tile_matmul", "{0}", shared="typename {0}::Smem",
+        "tree_attention", 0, "{0}", shared="typename {0}::Smem",  # no source instantiates it yet
+        holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, LOAD_MATRIX_TRANSPOSED, BARRIER, STORE_16),
+        holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"])),
+        shared_bound=(("80", "256, 64"),),  # 98 KiB of 164
+    ),
+    Kernel("tree_attention_merge", 0, "TreeAttentionMergeConfig", holds=(LOAD_16,)),
+    Kernel(
+        "tile_matmul", 4, "{0}", shared="typename {0}::Smem",
         holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, BARRIER),
         holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"]), ("false", LOAD_MATRIX_TRANSPOSED)),
     ),

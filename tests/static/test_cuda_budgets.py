@@ -24,16 +24,18 @@ def test_every_kernel_has_a_row(cuda_entries):
         assert entry.kernel in KERNELS, entry.function
 
 
-def entries_of(cuda_entries, kernel, chip):
-    found = [entry for entry in cuda_entries if (entry.kernel, entry.chip) == (kernel, chip)]
-    assert found, f"no {kernel.name} for sm_{chip}"
-    return found
+# More would cost time to compile and memory of every process, and fewer would be missed only at a launch.
+@each_kernel
+@each_chip
+def test_instantiations(kernel, chip, cuda_entries):
+    functions = [entry.function for entry in cuda_entries if (entry.kernel, entry.chip) == (kernel, chip)]
+    assert len(functions) == kernel.instantiations, "\n".join(functions)
 
 
 @each_kernel
 @each_chip
-def test_registers(kernel, chip, cuda_entries, cuda_budgets):
-    for entry in entries_of(cuda_entries, kernel, chip):
+def test_registers(kernel, chip, instantiations, cuda_budgets):
+    for entry in instantiations(kernel, chip):
         budget = cuda_budgets[kernel, tuple(entry.arguments)]
         assert entry.registers <= budget.max_registers, entry.function
         assert budget.blocks > 0, f"{entry.function}: not even one block fits a multiprocessor"
@@ -41,17 +43,17 @@ def test_registers(kernel, chip, cuda_entries, cuda_budgets):
 
 @each_kernel
 @each_chip
-def test_no_local_memory(kernel, chip, cuda_entries):
-    for entry in entries_of(cuda_entries, kernel, chip):
+def test_no_local_memory(kernel, chip, instantiations):
+    for entry in instantiations(kernel, chip):
         assert (entry.stack, entry.spill_stores, entry.spill_loads) == (0, 0, 0), entry.function
 
 
 # A multiprocessor holds as many blocks by shared memory as by registers, unless the row says where it does not.
 @each_kernel
 @each_chip
-def test_shared_memory(kernel, chip, cuda_entries, cuda_budgets):
+def test_shared_memory(kernel, chip, instantiations, cuda_budgets):
     bound = [pattern for where, pattern in kernel.shared_bound if where == chip]
-    for entry in entries_of(cuda_entries, kernel, chip):
+    for entry in instantiations(kernel, chip):
         budget = cuda_budgets[kernel, tuple(entry.arguments)]
         assert entry.static_shared == 0, f"{entry.function}: Smem must start where shared memory starts"
         assert budget.shared <= BLOCK_SHARED[chip], entry.function

@@ -15,13 +15,11 @@ ATOMIC = {"RED", "REDG", "REDS", "ATOM", "ATOMG", "ATOMS"}
 
 
 @pytest.fixture
-def code_of(cuda_entries, machine_code):
-    """Function -> its opcodes, of one kernel on one chip."""
+def code_of(instantiations, machine_code):
+    """(entry, its opcodes) of each instantiation of a kernel on one chip."""
 
     def read(kernel, chip):
-        entries = [e for e in cuda_entries if (e.kernel, e.chip) == (kernel, chip)]
-        assert entries, f"no {kernel.name} for sm_{chip}"
-        return {entry.function: (entry, machine_code.sass[chip, entry.mangled]) for entry in entries}
+        return [(entry, machine_code.sass[chip, entry.mangled]) for entry in instantiations(kernel, chip)]
 
     return read
 
@@ -30,30 +28,30 @@ def code_of(cuda_entries, machine_code):
 @each_chip
 def test_holds_what_was_meant(kernel, chip, code_of):
     used = set()
-    for function, (entry, opcodes) in code_of(kernel, chip).items():
+    for entry, opcodes in code_of(kernel, chip):
         arguments = ", ".join(entry.arguments)
         chosen = [(where, pattern) for where, pattern in kernel.holds_where if re.search(where, arguments)]
         used.update(chosen)
         for pattern in (*kernel.holds, *(pattern for _, pattern in chosen)):
-            assert any(re.fullmatch(pattern, opcode) for opcode in opcodes), f"no {pattern} in {function}"
+            assert any(re.fullmatch(pattern, opcode) for opcode in opcodes), f"no {pattern} in {entry.function}"
     assert used == set(kernel.holds_where), "a condition that no instantiation meets checks nothing"
 
 
 @each_kernel
 @each_chip
 def test_no_local_memory(kernel, chip, code_of):
-    for function, (_, opcodes) in code_of(kernel, chip).items():
-        assert LOCAL.isdisjoint(opcode.split(".")[0] for opcode in opcodes), function
+    for entry, opcodes in code_of(kernel, chip):
+        assert LOCAL.isdisjoint(opcode.split(".")[0] for opcode in opcodes), entry.function
 
 
 # Atomics would make sums of floats depend on timing.
 @each_kernel
 @each_chip
 def test_no_atomic_sums(kernel, chip, code_of):
-    for function, (_, opcodes) in code_of(kernel, chip).items():
+    for entry, opcodes in code_of(kernel, chip):
         atomics = [opcode for opcode in opcodes if opcode.split(".")[0] in ATOMIC]
-        assert not any(re.search(r"\.B?F(16|32|64)", opcode) for opcode in atomics), f"{function}: {atomics}"
-        assert not atomics or kernel.integer_atomics, f"{function}: {atomics}, and its row does not say what for"
+        assert not any(re.search(r"\.B?F(16|32|64)", opcode) for opcode in atomics), f"{entry.function}: {atomics}"
+        assert not atomics or kernel.integer_atomics, f"{entry.function}: {atomics}, and its row does not say what for"
 
 
 def test_later_chips_find_ptx(machine_code):
