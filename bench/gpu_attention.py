@@ -16,7 +16,7 @@ import regrow
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "gpu"))
 from attention_cases import Case
-from device_cases import assert_forward
+from device_cases import assert_forward, plan_of
 
 DTYPE = torch.bfloat16
 # FlashAttention-2 where torch or a package has it: a chain is to be no slower.
@@ -25,7 +25,7 @@ FLASH = ("SDPA flash", "torch varlen", "flash-attn varlen")
 
 def ours(workload, q, k, v):
     """The call as a model makes it: the plan is made once for all layers."""
-    plan = regrow.plan(workload.tree, query_heads=HEADS[0], kv_heads=HEADS[1], query_index=workload.query_index)
+    plan = plan_of(workload.tree, q, k, query_index=workload.query_index)
     return lambda: regrow.tree_attention(q, k, v, workload.tree, query_index=workload.query_index, plan=plan)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -67,39 +67,48 @@ def replicated(backend):
     return prepare
 
 
+@lru_cache(maxsize=1)
+def dense_mask(workload):
+    """[B,1,n,L], once for all sets of operands."""
+    position, end = workload.places()
+    key = torch.arange(end.size(1), device=end.device)
+    return ((key <= position[..., None]) & (position[..., None] < end[:, None]))[:, None]
+
+
 def masked(workload, q, k, v):
     """SDPA with a boolean mask. The backend that takes one has no GQA: K and V are repeated, outside the clock."""
-    position, end = workload.places()
-    key = torch.arange(end.size(1), device=q.device)
-    mask = (key <= position[..., None]) & (position[..., None] < end[:, None])
+    mask = dense_mask(workload)
     q, k, v = (batched(workload, x) for x in (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1)))
     backend = SDPBackend.EFFICIENT_ATTENTION if q.is_cuda else SDPBackend.MATH
 
     def run():
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     return run, from_batched
 
 
-@cache
-def compiled_flex():
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def flex(workload, q, k, v):
-    """FlexAttention, compiled, with the tree's block mask made outside the clock."""
+@lru_cache(maxsize=1)
+def compiled_flex(workload):
+    """FlexAttention and the tree's block mask, compiled for this workload: torch compiles a function for few shapes
+    before it gives up, so it forgets the last workload's."""
     position, end = workload.places()
 
     def visible(b, h, query, key):
         return (key <= position[b, query]) & (position[b, query] < end[b, key])
 
-    num_queries, num_keys = position.size(1), end.size(1)
-    mask = create_block_mask(
-        visible, workload.batch, None, num_queries, num_keys, device=q.device, _compile=q.is_cuda and num_keys > 8192
-    )
+    sizes = workload.batch, None, position.size(1), end.size(1)
+    if not end.is_cuda:  # compiling for the CPU proves nothing here
+        return flex_attention, create_block_mask(visible, *sizes, device=end.device)
+    torch.compiler.reset()
+    mask = create_block_mask(visible, *sizes, device=end.device, _compile=end.size(1) > 8192)
+    return torch.compile(flex_attention, dynamic=False), mask
+
+
+def flex(workload, q, k, v):
+    """FlexAttention with the mask made and compiled outside the clock."""
+    attend, mask = compiled_flex(workload)
     q, k, v = (batched(workload, x) for x in (q, k, v))
-    attend = compiled_flex() if q.is_cuda else flex_attention  # compiling for the CPU proves nothing here
     return lambda: attend(q, k, v, block_mask=mask, enable_gqa=True), from_batched
 
 

@@ -10,7 +10,7 @@ import regrow
 HEADS, DIM = (32, 8), 128
 
 
-@dataclass
+@dataclass(eq=False)  # each is itself: peers keep what they prepare for one
 class Workload:
     name: str
     tree: regrow.PrefixTree

@@ -21,6 +21,11 @@ def place(case, device):
     return replace(case, tree=case.tree.to(device), options=options, **moved)
 
 
+def plan_of(tree, q, k, **rectangle):
+    """regrow.plan for these tensors: the one place that says what a plan is made from."""
+    return regrow.plan(tree, query_heads=q.size(1), kv_heads=k.size(1), **rectangle)
+
+
 @torch.no_grad()
 def attend(case, **more):
     """{"out": [Tq,Hq,Dv], "lse": [Tq,Hq]} of regrow."""

@@ -9,6 +9,10 @@ import torch
 
 import emulator_module
 import regrow
+from attention_cases import make_case
+from device_cases import attend, place
+from named_trees import conversation, grpo_group, single_tokens
+from regrow._load import _C
 
 pytestmark = pytest.mark.gpu
 
@@ -87,3 +91,49 @@ def test_logits(vocabulary, softcap, dtype, device, emulator, generator):
     summed = torch.float64 if dtype == torch.float64 else torch.float32
     for x, y in zip(emulated, (lse, entropy, logp), strict=True):
         assert_near(torch.from_numpy(x).to(summed), y.to(summed))
+
+
+def emulated_attention(emulator, case, compute_capability, multiprocessors):
+    """{"out", "lse"} as device_cases.attend names them, with the plan of such a chip."""
+    tree, index, options = case.tree, case.options.get("query_index"), case.options
+    index = None if index is None else index.numpy()
+    places = options.get("query_start", 0), options["key_start"]
+    axis = tree.host_subtree_end.numpy(), tree.host_position_ids.numpy()
+    window, head_dim = options.get("window") or 0, max(case.q.size(2), case.v.size(2))
+    rows, plan = _C.build_cuda_plan(
+        *axis, index, places[0], case.q.size(0), places[1], case.k.size(0), window, case.q.size(1), case.k.size(1),
+        head_dim, compute_capability, multiprocessors,
+    )  # fmt: skip
+    out, lse, _ = emulator.tree_attention(
+        *(to_numpy(x) for x in (case.q, case.k, case.v)), *axis, plan, rows, multiprocessors, index, *places,
+        case.q.size(2) ** -0.5, window, options.get("softcap") or 0.0,
+        None if case.sinks is None else case.sinks.float().numpy(), case.partial, name(case.dtype), emulator.Options(),
+    )  # fmt: skip
+    return {"out": to_torch(out, torch.float32 if case.partial else case.dtype), "lse": torch.from_numpy(lse).T}
+
+
+CASES = {
+    "group": lambda dtype: make_case(grpo_group(), dtype=dtype, heads=(4, 2), head_dim=64, value_dim=64, sinks=True),
+    "options": lambda dtype: make_case(
+        conversation(), dtype=dtype, heads=(3, 1), head_dim=96, value_dim=128, window=20, softcap=5.0
+    ),
+    "drafts": lambda dtype: make_case(
+        single_tokens(), dtype=dtype, heads=(8, 2), head_dim=128, value_dim=128, query_index=torch.tensor([3, 9, 63])
+    ),
+    "partial": lambda dtype: make_case(
+        grpo_group(), dtype=dtype, heads=(2, 2), head_dim=256, value_dim=256, keys=(5, 60), partial=True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT, ids=name)
+@pytest.mark.parametrize("case", CASES)
+def test_attention(case, dtype, device, emulator):
+    case = CASES[case](dtype)
+    chip = 90, 132
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        chip = 10 * properties.major + properties.minor, properties.multi_processor_count
+    emulated, ours = emulated_attention(emulator, case, *chip), attend(place(case, device))
+    for result in ("out", "lse"):
+        assert_near(emulated[result], ours[result])
