@@ -37,10 +37,12 @@ def name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def assert_near(emulated, ours):
+def assert_near(emulated, ours, unit=None):
+    """`unit`: 16 ulp of the largest value by default."""
     ours = ours.cpu()
     assert emulated.dtype == ours.dtype and emulated.shape == ours.shape
-    bound = ULPS * torch.finfo(ours.dtype).eps * float(ours[ours.isfinite()].abs().max())
+    unit = ULPS * torch.finfo(ours.dtype).eps if unit is None else unit
+    bound = unit * float(ours[ours.isfinite()].abs().max())
     torch.testing.assert_close(emulated, ours, rtol=0, atol=bound, equal_nan=True)
 
 
@@ -135,5 +137,5 @@ def test_attention(case, dtype, device, emulator):
         properties = torch.cuda.get_device_properties(device)
         chip = 10 * properties.major + properties.minor, properties.multi_processor_count
     emulated, ours = emulated_attention(emulator, case, *chip), attend(place(case, device))
-    for result in ("out", "lse"):
-        assert_near(emulated[result], ours[result])
+    assert_near(emulated["lse"], ours["lse"])
+    assert_near(emulated["out"], ours["out"], unit=2 * torch.finfo(dtype).eps)  # weights are rounded to it
