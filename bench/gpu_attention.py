@@ -25,7 +25,7 @@ FLASH = ("SDPA flash", "torch varlen", "flash-attn varlen")
 
 def ours(workload, q, k, v):
     """The call as a model makes it: the plan is made once for all layers."""
-    plan = plan_of(workload.tree, q, k, query_index=workload.query_index)
+    plan = plan_of(workload.tree, q, k, v, query_index=workload.query_index)
     return lambda: regrow.tree_attention(q, k, v, workload.tree, query_index=workload.query_index, plan=plan)
 
 

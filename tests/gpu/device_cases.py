@@ -21,9 +21,10 @@ def place(case, device):
     return replace(case, tree=case.tree.to(device), options=options, **moved)
 
 
-def plan_of(tree, q, k, **rectangle):
+def plan_of(tree, q, k, v, **rectangle):
     """regrow.plan for these tensors: the one place that says what a plan is made from."""
-    return regrow.plan(tree, query_heads=q.size(1), kv_heads=k.size(1), **rectangle)
+    head_dim = max(q.size(2), v.size(2))
+    return regrow.plan(tree, query_heads=q.size(1), kv_heads=k.size(1), head_dim=head_dim, **rectangle)
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ def _attention(device, tokens):
         if not more.get("partial"):
             values.append(torch.empty(8, device=device))
         # Given as is: graph capture makes no plan, and a cache of plans is beside the point here.
-        plan = plan_of(tree, *values[:2], window=more.get("window"), query_index=queries)
+        plan = plan_of(tree, *values[:3], window=more.get("window"), query_index=queries)
 
         def run(values=values, queries=queries, plan=plan, more=more):
             q, k, v, *sinks = values

@@ -53,12 +53,12 @@ KERNELS = (
     ),
     Kernel("logits_pick", 8, "LogitsRowConfig", holds=(ASSERT,)),
     Kernel(
-        "tree_attention", 0, "{0}", shared="typename {0}::Smem",  # no source instantiates it yet
+        "tree_attention", 32, "{0}", shared="typename {0}::Smem",
         holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, LOAD_MATRIX_TRANSPOSED, BARRIER, STORE_16),
         holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"])),
         shared_bound=(("80", "256, 64"),),  # 98 KiB of 164
     ),
-    Kernel("tree_attention_merge", 0, "TreeAttentionMergeConfig", holds=(LOAD_16,)),
+    Kernel("tree_attention_merge", 3, "TreeAttentionMergeConfig", holds=(LOAD_16,)),
     Kernel(
         "tile_matmul", 4, "{0}", shared="typename {0}::Smem",
         holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, BARRIER),
