@@ -194,7 +194,7 @@ DEVICE void add_rows(const FragmentC (&sums)[kBlocks], float factor, int first_c
     SumPair* pairs = reinterpret_cast<SumPair*>(row + first_column) + lane_index() % 4;
     UNROLL
     for (int first = 0; first < kBlocks; first += kTogether) {
-      SumPair before[kTogether];
+      SumPair before[kTogether] = {};
       UNROLL
       for (int n = 0; n < kTogether; ++n)
         if (first_column + 8 * (first + n) < num_columns) before[n] = load_global(pairs + 4 * (first + n));
