@@ -13,7 +13,7 @@ ALLOWED |= {backend: {*LAYERS, backend} for backend in ("cuda", "emulator")}
 ALLOWED |= {
     "cpu": {*LAYERS, "cpu"} - {"tile"},
     "ops": {*LAYERS, "cpu", "cuda", "ops"},
-    "bindings": {"platform", "tree"},
+    "bindings": {"platform", "tree", "kernels"},
 }
 SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cuh", ".cu"))
 
