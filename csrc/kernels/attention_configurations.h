@@ -73,6 +73,7 @@ struct DeviceClass {
   int matmul_per_clock;     // multiply-adds of mma.sync, 16 bits in, fp32 sums
   int floats_per_clock;     // fp32 operations
   int l2_bytes_per_clock;   // a fair share of L2's 5,120 bytes a clock (A100), which we take of the later ones too
+  int memory_per_clock;     // bytes, a fair share of a copy
   int shared_bytes;         // of a multiprocessor
 };
 
@@ -80,13 +81,13 @@ inline constexpr int kSharedBytesPerClock = 128, kExponentialsPerClock = 16;
 
 // The last that applies. Blocks leave 1 KiB each to the system.
 inline constexpr DeviceClass kDeviceClasses[] = {
-    {"sm_80", 80, 0, 1024, 64, 47, 164 << 10},         // A100: 312 TFLOP/s on 108 multiprocessors at 1.41 GHz
-    {"sm_86, sm_89", 86, 0, 512, 128, 32, 100 << 10},  // half the rate, and little shared memory
-    {"sm_90", 90, 0, 1270, 128, 39, 228 << 10},        // H100, H200: mma.sync reaches 0.62 of wgmma's 2,048
+    {"sm_80", 80, 0, 1024, 64, 47, 13, 164 << 10},        // A100: 312 TFLOP/s on 108 multiprocessors at 1.41 GHz
+    {"sm_86, sm_89", 86, 0, 512, 128, 32, 5, 100 << 10},  // half the rate, and little shared memory
+    {"sm_90", 90, 0, 1270, 128, 39, 18, 228 << 10},       // H100, H200: mma.sync reaches 0.62 of wgmma's 2,048
     // 148 TFLOP/s on 78 at 1.98 GHz are 479. mma.sync is held to 0.62 here too: at the full rate nothing in the tile
     // would keep the published kernel at 84 TFLOP/s (docs/performance.md).
-    {"sm_90, H20", 90, 78, 297, 128, 64, 228 << 10},
-    {"sm_100 and later", 100, 0, 1024, 128, 39, 228 << 10},  // through PTX
+    {"sm_90, H20", 90, 78, 297, 128, 64, 24, 228 << 10},
+    {"sm_100 and later", 100, 0, 1024, 128, 39, 18, 228 << 10},  // through PTX
 };
 
 constexpr const DeviceClass& device_class(int compute_capability, int multiprocessors) {

@@ -42,8 +42,8 @@ struct TileClocks {
 
 TileClocks tile_clocks(const ForwardConfiguration& configuration, const DeviceClass& device);
 
-// Plans the configuration whose tiles take the fewest clocks in all. Throws std::invalid_argument as build_plan, and
-// for heads and chips that have no kernel.
+// Plans the configuration and the number of items that take the fewest clocks. Throws std::invalid_argument as
+// build_plan, and for heads and chips that have no kernel.
 CudaPlan build_cuda_plan(const Rectangle& rectangle, const CudaPlanRequest& request);
 
 }  // namespace regrow

@@ -166,12 +166,13 @@ TileShape cpu_tiles(int64_t query_heads, int64_t kv_heads) {
   return {queries, 128, 64, 16};
 }
 
-int64_t count_forward_tiles(const Rectangle& r, TileShape tiles) {
+std::vector<int64_t> forward_tiles(const Rectangle& r, TileShape tiles) {
   check_rectangle(r);
   const RunLists lists = Summaries(r, tiles).forward_lists(r.window);
-  int64_t total = 0;
-  for (const TileRun& run : lists.runs()) total += run.end - run.begin;
-  return total;
+  std::vector<int64_t> counts;
+  for (int64_t list = 0; list < lists.num_lists(); ++list)
+    counts.push_back(tiles_in(lists.runs(), lists.begin(list), lists.end(list)));
+  return counts;
 }
 
 std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {

@@ -110,7 +110,7 @@ class PlanView {
 // query_index that is not ascending, or more tokens than an int32 counts.
 std::vector<int32_t> build_plan(const Rectangle& rectangle, TileShape tiles);
 
-// The pairs of tiles that the forward of that plan computes.
-int64_t count_forward_tiles(const Rectangle& rectangle, TileShape tiles);
+// How many key tiles each query tile of that plan meets.
+std::vector<int64_t> forward_tiles(const Rectangle& rectangle, TileShape tiles);
 
 }  // namespace regrow
