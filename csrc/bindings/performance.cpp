@@ -41,7 +41,7 @@ py::dict class_of_device(int compute_capability, int multiprocessors) {
 
 py::dict clocks_of_tile(int64_t head_dim, int rows, int compute_capability, int multiprocessors) {
   const int at = find_configuration(padded_head_dim(head_dim), rows);
-  CHECK(at >= 0, "no configuration for head dim ", head_dim, " has ", rows, " rows");
+  CHECK(at >= 0, "no configuration for head dim ", head_dim, " has ", rows, " rows: leave them to the planner");
   const TileClocks t = tile_clocks(kForwardConfigurations[at], device_class(compute_capability, multiprocessors));
   py::dict d;
   d["products"] = t.products;

@@ -167,7 +167,7 @@ CudaPlan build_cuda_plan(const Rectangle& r, const CudaPlanRequest& request) {
     best_tiles = estimate.shape(estimate.best_waves());
     fewest = clocks;
   }
-  CHECK(best, "no configuration for head dim ", head_dim, " has ", request.rows, " rows");
+  CHECK(best, "no configuration for head dim ", head_dim, " has ", request.rows, " rows: leave them to the planner");
   return {best->rows, build_plan(r, best_tiles)};
 }
 

@@ -57,8 +57,8 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        # NVIDIA A100 80GB SXM datasheet and the GA100 whitepaper (108 multiprocessors, 1.41 GHz, 40 MB of L2). Its share
-        # is the one number fitted: to 227 TFLOP/s of FlashAttention-2 (docs/performance.md).
+        # NVIDIA A100 80GB SXM datasheet and the GA100 whitepaper (108 multiprocessors, 1.41 GHz, 40 MB of L2).
+        # `sustained` is the one number that is fitted: to FlashAttention-2 (docs/performance.md).
         Chip("A100", 80, 108, 1.41, 312, 2039, 40, sustained=0.94),
         # NVIDIA H100 SXM5 datasheet: 989.4 TFLOP/s are 4,096 operations a clock of 132 multiprocessors at 1.83 GHz.
         Chip("H100", 90, 132, 1.83, 989.4, 3350, 50, sustained=0.8),
@@ -82,14 +82,15 @@ def chip_of(device):
         return device
     if isinstance(device, str) and device.upper() in CHIPS:
         return CHIPS[device.upper()]
+    names = ", ".join(CHIPS)
     try:
-        device = torch.device(device)
+        is_cuda = torch.device(device).type == "cuda"
     except (RuntimeError, TypeError):
-        device = None
-    if device is None or device.type != "cuda":
-        raise ValueError(f"no model of {_describe(device)}: name {', '.join(CHIPS)} or 'cpu', or give a CUDA device")
+        is_cuda = False
+    if not is_cuda:
+        raise ValueError(f"no model of device {device!r}: name {names} or cpu, or give a CUDA device")
     if not torch.cuda.is_available():
-        raise ValueError(f"device is {device}, but there is no CUDA device here: name one of {', '.join(CHIPS)}")
+        raise ValueError(f"device is {device}, but there is no CUDA device here: name one of {names}")
     return chip_from_properties(torch.cuda.get_device_properties(device))
 
 
@@ -111,7 +112,3 @@ def chip_from_properties(properties):
         copy_gbs=2 * properties.memory_clock_rate * properties.memory_bus_width / 8 / 1e6,  # two transfers a clock
         **size,
     )
-
-
-def _describe(device):
-    return "an unknown device" if device is None else f"device {device}"

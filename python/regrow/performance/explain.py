@@ -8,7 +8,7 @@ from regrow._load import _C
 from regrow.performance.chips import Chip, chip_of
 from regrow.performance.forward import Forward, Shape, predict_forward
 from regrow.performance.pairs import useful_pairs
-from regrow.plans import check_places, check_window
+from regrow.plans import check_places, check_query_index, check_window
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -64,7 +64,7 @@ def explain(
     tree, heads, head_dim, dtype, device, *, window=None, query_index=None, query_start=0, num_queries=None,
     key_start=0, num_keys=None, value_dim=None, partial=False, rows=None,
 ):  # fmt: skip
-    """What `tree_attention` computes for these arguments, in which tiles and pieces, and the time that is to be expected.
+    """What `tree_attention` computes for these arguments, in which tiles and pieces, and how long that should take.
 
     heads: (query_heads, kv_heads). head_dim: of q and k, and of v without `value_dim`. device: "H20", "H200", "H100",
     "A100", a CUDA device that is there, or "cpu", for which there are counts and no times. The rectangle is that of
@@ -79,43 +79,39 @@ def explain(
         'matmul'
     """
     query_heads, kv_heads = _check_heads(heads)
+    _check_rectangle(window, query_index, query_start, num_queries)
     value_dim = head_dim if value_dim is None else value_dim
-    check_places(query_index, query_start, num_queries)
-    check_window(window)
+    axis = (tree.host_subtree_end.numpy(), tree.host_position_ids.numpy())
     index = None if query_index is None else query_index.cpu().numpy()
     num_queries = tree.num_tokens - query_start if num_queries is None else num_queries
     num_keys = tree.num_tokens - key_start if num_keys is None else num_keys
-    axis = (tree.host_subtree_end.numpy(), tree.host_position_ids.numpy())
-    rectangle = (*axis, index, query_start, 0 if index is not None else num_queries, key_start, num_keys, window or 0)
-    if str(device) == "cpu":
-        chip, reason = None, "about 256 rows of queries against 128 keys stay in a 1 MB L2"
-        words = _C.build_cpu_plan(*rectangle, query_heads, kv_heads)
+    rectangle = (*axis, index, query_start, num_queries, key_start, num_keys, window or 0)
+    chip = None if str(device) == "cpu" else chip_of(device)
+    if chip is None:
+        words, heads_of_tile = _C.build_cpu_plan(*rectangle, *heads), query_heads // kv_heads
+        reason = "about 256 rows of queries against 128 keys stay in a 1 MB L2"
     else:
-        chip = chip_of(device)
         if dtype not in _DTYPES:
             raise ValueError(f"dtype is {dtype}: the CUDA kernels take torch.bfloat16 and torch.float16")
+        widest = max(head_dim, value_dim)
         rows, words = _C.build_cuda_plan(
-            *rectangle, query_heads, kv_heads, max(head_dim, value_dim), chip.compute_capability, chip.multiprocessors,
-            rows or 0,
-        )  # fmt: skip
-        reason = _reason(max(head_dim, value_dim), rows)
+            *rectangle, *heads, widest, chip.compute_capability, chip.multiprocessors, rows or 0
+        )
+        heads_of_tile = _C.cuda_tiles(*heads, rows, chip.multiprocessors)[4]
+        reason = _reason(widest, rows)
 
-    work = _C.plan_work(words)
     positions = slice(query_start, query_start + num_queries) if index is None else index
     pairs = useful_pairs(*axis, positions, key_start, num_keys, window)
-    heads_of_tile = query_heads // kv_heads
-    if chip:
-        heads_of_tile = _C.cuda_tiles(query_heads, kv_heads, rows, chip.multiprocessors)[4]
-    units = query_heads // heads_of_tile
-    tiles = int(work["item_tiles"].sum()) * units
+    work, units = _C.plan_work(words), query_heads // heads_of_tile
     rows = rows if chip else work["query_tile"] * heads_of_tile
+    tiles = int(work["item_tiles"].sum()) * units
     forward = None
     if chip:
         shape = Shape(query_heads, kv_heads, head_dim, value_dim, dtype.itemsize, pairs)
         forward = predict_forward(words, shape, rows, chip, out_size=4 if partial else None)
     return Explanation(
         title=f"tree_attention on {chip.name if chip else 'the CPU'}: {work['num_queries']:,} queries x "
-        f"{work['num_keys']:,} keys, {query_heads} / {kv_heads} heads of {head_dim}, {str(dtype).removeprefix('torch.')}",
+        f"{num_keys:,} keys, {query_heads} / {kv_heads} heads of {head_dim}, {str(dtype).removeprefix('torch.')}",
         device=chip.name if chip else "cpu",
         rows=rows,
         query_tile=work["query_tile"],
@@ -132,6 +128,14 @@ def explain(
         chip=chip,
         forward=forward,
     )
+
+
+def _check_rectangle(window, query_index, query_start, num_queries):
+    check_places(query_index, query_start, num_queries)
+    check_query_index(query_index)
+    check_window(window)
+    if window is not None and window <= 0:
+        raise ValueError(f"window must be positive, or None for none, got {window}")
 
 
 def _check_heads(heads):

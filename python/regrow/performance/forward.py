@@ -112,7 +112,7 @@ def predict_forward(words, shape, rows, chip, out_size=None):
         busy=run.busy,
         floor_matmul=floor_matmul,
         floor_copy=floor_copy,
-        tile_seconds=chip.seconds(run.clocks) + (KERNEL_SECONDS if tiles else 0),
+        tile_seconds=chip.seconds(run.clocks) + KERNEL_SECONDS,
         merge_seconds=merge_seconds,
         bound=_bound(tile, run),
     )
