@@ -39,3 +39,7 @@ def __getattr__(name):
 
         return explain
     raise AttributeError(f"module 'regrow' has no attribute {name!r}")
+
+
+def __dir__():
+    return [*globals(), "explain"]
