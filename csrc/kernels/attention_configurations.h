@@ -24,11 +24,13 @@ struct ForwardConfiguration {
 
   constexpr int key_warps() const { return kAttentionThreads / 32 / row_warps; }
   constexpr int max_registers() const { return std::min(255, 65'536 / (kAttentionThreads * blocks) / 8 * 8); }
-  // Of a block, at most: queries, then keys and values or the warps' results, then what the mask asks.
+  // Of a block, at most: queries, then keys and values or the warps' results, then what the mask asks. Tiles start at
+  // multiples of 1,024.
   constexpr int shared_bytes() const {
+    constexpr auto aligned = [](int bytes) { return (bytes + 1023) / 1024 * 1024; };
     const int tiles = 2 * kKeyTile * head_dim * 2;
     const int results = key_warps() == 1 ? 0 : key_warps() * rows * (8 + 8 * (head_dim / 2 + 4));
-    return rows * head_dim * 2 + std::max(tiles, results) + 8 * rows + 12 * kKeyTile + 64;
+    return aligned(rows * head_dim * 2 + aligned(std::max(tiles, results)) + 8 * rows + 12 * kKeyTile);
   }
 };
 

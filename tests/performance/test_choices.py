@@ -4,10 +4,19 @@ import pytest
 import torch
 
 import regrow
-from call_sizes import DIM, HEADS, conversation, decoding, grpo, long_decoding, prefill, verification
 from regrow._load import _C
 from regrow.performance.chips import CHIPS
 from regrow.performance.forward import Shape, predict_forward
+from regrow.performance.workloads import (
+    DIM,
+    HEADS,
+    conversation,
+    decoding,
+    grpo,
+    long_decoding,
+    prefill,
+    verification,
+)
 
 CALLS = {
     # Whole tiles of 128 rows: mma.sync is the limit, and with fewer rows shared memory comes close or passes it.

@@ -48,6 +48,7 @@ class Forward:
     busy: float
     floor_matmul: float
     floor_copy: float
+    busy_seconds: float  # of the tiles, were all multiprocessors busy all the time and memory no limit
     tile_seconds: float
     merge_seconds: float
     bound: str  # what a faster one would shorten the prediction
@@ -112,6 +113,7 @@ def predict_forward(words, shape, rows, chip, out_size=None):
         busy=run.busy,
         floor_matmul=floor_matmul,
         floor_copy=floor_copy,
+        busy_seconds=chip.seconds(tiles * tile["with_blocks"][-1] / chip.multiprocessors),
         tile_seconds=chip.seconds(run.clocks) + KERNEL_SECONDS,
         merge_seconds=merge_seconds,
         bound=_bound(tile, run),

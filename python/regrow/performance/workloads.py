@@ -1,8 +1,8 @@
-"""Calls whose cost is known or asked for: 32 query / 8 KV heads of 128."""
+"""Calls that docs/performance.md prices: (tree, query_index) each, with 32 query / 8 KV heads of 128."""
 
 import torch
 
-from regrow import PrefixTree
+from regrow.tree import PrefixTree
 
 HEADS, DIM = (32, 8), 128
 
@@ -28,8 +28,8 @@ def sequences(context, drafts):
     return PrefixTree.from_nodes(parent, lengths), torch.tensor(places)
 
 
-def verification():
-    return sequences(16384, [16] * 32)
+def verification(drafts=(16,) * 32):
+    return sequences(16384, drafts)
 
 
 def decoding():
@@ -40,5 +40,5 @@ def long_decoding():
     return sequences(131071, [1])
 
 
-def prefill():
-    return PrefixTree.from_nodes([-1], [4096]), None
+def prefill(length=4096):
+    return PrefixTree.from_nodes([-1], [length]), None
