@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/attention_params.h"
+#include "kernels/attention_tiling.h"
 #include "kernels/gather_params.h"
 #include "kernels/logits_params.h"
 
@@ -15,6 +16,8 @@ namespace regrow::cuda {
 
 using Stream = CUstream_st*;  // cudaStream_t: not every build has CUDA's headers
 
+// The forward, and the merge of query tiles that the plan splits. p.plan and p.workspace lie on the device.
+void tree_attention(const AttentionForwardParams& p, const ForwardTiling& tiling, Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
 void replay_gather(const GatherParams& p, Stream stream);
 void replay_scatter(const ScatterParams& p, Stream stream);

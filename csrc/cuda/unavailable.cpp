@@ -12,6 +12,7 @@ namespace {
 
 }  // namespace
 
+void tree_attention(const AttentionForwardParams&, const ForwardTiling&, Stream) { refuse(); }
 void lse_merge(const LseMergeParams&, Stream) { refuse(); }
 void replay_gather(const GatherParams&, Stream) { refuse(); }
 void replay_scatter(const ScatterParams&, Stream) { refuse(); }

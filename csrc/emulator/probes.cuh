@@ -106,8 +106,8 @@ GLOBAL void matrices_of_own_rows(const ProbeParams p) {
   smem.rows.store(thread, {{pair, pair, pair, pair}});
   sync_warp();
   uint32_t matrices[4];
-  load_matrix_x4<false>(reinterpret_cast<const bf16*>(smem.rows.address(thread)), matrices[0], matrices[1], matrices[2],
-                        matrices[3]);
+  load_matrix_x4<false>(reinterpret_cast<const bf16*>(smem.rows.address(0)), 8 * thread, matrices[0], matrices[1],
+                        matrices[2], matrices[3]);
   sync_warp();
   smem.rows.store(thread, {});
   store_global(p.out + thread, unpack_low<bf16>(matrices[0]) + 100 * unpack_high<bf16>(matrices[3]));

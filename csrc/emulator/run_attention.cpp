@@ -1,5 +1,6 @@
 #include "emulator/runs.h"
 #include "kernels/tree_attention.cuh"
+#include "kernels/tree_attention_backward.cuh"
 #include "kernels/tree_attention_merge.cuh"
 #include "platform/check.h"
 
@@ -30,11 +31,11 @@ struct Call {
   }
 };
 
-AttentionForwardParams params_of(const Call& c, const std::string& dtype_name, int64_t query_start, int64_t key_start,
-                                 double scale, int64_t window, double softcap) {
+// What both directions are called with.
+void fill_params(AttentionParams& p, const Call& c, const std::string& dtype_name, int64_t query_start,
+                 int64_t key_start, double scale, int64_t window, double softcap) {
   const DType dtype = dtype_named(dtype_name);
   CHECK(dtype == DType::kBFloat16 || dtype == DType::kFloat16, "dtype must be bfloat16 or float16, got ", dtype_name);
-  AttentionForwardParams p = {};
   p.q = rows_of(c.q, dtype);
   p.k = rows_of(c.k, dtype);
   p.v = rows_of(c.v, dtype);
@@ -54,7 +55,6 @@ AttentionForwardParams params_of(const Call& c, const std::string& dtype_name, i
                  .key_start = key_start,
                  .num_keys = c.k.shape(0),
                  .window = window};
-  return p;
 }
 
 // out, lse and the report of both launches: the forward, and the merge of split query tiles.
@@ -65,7 +65,8 @@ py::tuple run_tree_attention(const py::array& q, const py::array& k, const py::a
                              double scale, int64_t window, double softcap, const std::optional<Array<float>>& sinks,
                              bool partial, const std::string& dtype, const Options& options) {
   const Call call = {q, k, v, subtree_end, position_ids, query_index, sinks};
-  AttentionForwardParams p = params_of(call, dtype, query_start, key_start, scale, window, softcap);
+  AttentionForwardParams p = {};
+  fill_params(p, call, dtype, query_start, key_start, scale, window, softcap);
   p.plan = PlanView(plan.data());
   const ForwardTiling tiling = forward_tiling(p, rows, multiprocessors);
   py::array out = poisoned_like(partial ? py::array(Array<float>(1)) : q, {q.shape(0), q.shape(1), v.shape(2)});
@@ -106,6 +107,77 @@ py::tuple run_tree_attention(const py::array& q, const py::array& k, const py::a
   return py::make_tuple(out, lse, report);
 }
 
+// Adds to dq, dk and dv (fp32; an empty array: not wanted), and returns dsinks and the report of the main launch. out
+// and dout have the dtype of q, or are both fp32.
+py::tuple run_tree_attention_backward(const py::array& q, const py::array& k, const py::array& v, const py::array& out,
+                                      const py::array& dout, const Array<float>& lse,
+                                      const std::optional<Array<float>>& dlse, const Array<int32_t>& subtree_end,
+                                      const Array<int64_t>& position_ids, const Array<int32_t>& plan,
+                                      int multiprocessors, const std::optional<Array<int64_t>>& query_index,
+                                      int64_t query_start, int64_t key_start, double scale, int64_t window,
+                                      double softcap, const std::optional<Array<float>>& sinks,
+                                      const py::array& dout_operand, py::array dq, py::array dk, py::array dv,
+                                      const std::string& dtype, const Options& options) {
+  const Call call = {q, k, v, subtree_end, position_ids, query_index, sinks};
+  AttentionBackwardParams p = {};
+  fill_params(p, call, dtype, query_start, key_start, scale, window, softcap);
+  p.plan = PlanView(plan.data());
+  BackwardTiling tiling = backward_tiling(p, multiprocessors);
+  py::array floats = poisoned_like(Array<float>(1), {py::ssize_t(backward_row_floats(p))});
+  Array<int32_t> counters(backward_counters(p, tiling));
+  std::fill(counters.mutable_data(), counters.mutable_data() + counters.size(), 0);
+  give_memory(tiling, p, static_cast<float*>(floats.mutable_data()), counters.mutable_data());
+  py::array dsinks = poisoned_like(Array<float>(1), {sinks ? q.shape(1) : 0});
+  const DType wide = out.itemsize() == 4 ? DType::kFloat32 : p.q.dtype;
+  p.out = rows_of(out, wide);
+  p.dout = rows_of(dout, wide);
+  p.lse = lse.data();
+  p.dlse = dlse ? dlse->data() : nullptr;
+  p.dq = dq.size() ? dq.mutable_data() : nullptr;
+  p.dk = dk.size() ? dk.mutable_data() : nullptr;
+  p.dv = dk.size() ? dv.mutable_data() : nullptr;
+  p.dsinks = sinks ? dsinks.mutable_data() : nullptr;
+
+  GlobalMemory delta_memory, sink_memory, memory;
+  for (GlobalMemory* m : {&delta_memory, &sink_memory}) {
+    add_input(*m, "out", out);
+    add_input(*m, "dout", dout);
+    add_input(*m, "lse", lse);
+    if (dlse) add_input(*m, "dlse", *dlse);
+    if (sinks) add_input(*m, "sinks", *sinks);
+    add_output(*m, "rows", floats);
+    if (sinks) add_output(*m, "dsinks", dsinks);
+  }
+  Options other_options = options;
+  other_options.skip = "";
+  Report delta_report, sink_report, report;
+  dispatch_attention_delta(p, tiling, launcher(delta_memory, other_options, delta_report));
+  dispatch_attention_dsinks(p, tiling, launcher(sink_memory, other_options, sink_report));
+
+  p.dout = rows_of(dout_operand, p.q.dtype);
+  call.add_to(memory);
+  add_input(memory, "dout", dout_operand);
+  add_input(memory, "rows", floats);
+  add_input(memory, "plan", plan);
+  add_output(memory, "counters", counters);
+  add_output(memory, "dq", dq);
+  add_output(memory, "dk", dk);
+  add_output(memory, "dv", dv);
+  const auto launch = launcher(memory, options, report);
+  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
+    case 64:
+      dispatch_tree_attention_backward<64>(p, tiling, launch);
+      break;
+    case 128:
+      dispatch_tree_attention_backward<128>(p, tiling, launch);
+      break;
+    case 256:
+      dispatch_tree_attention_backward<256>(p, tiling, launch);
+      break;
+  }
+  return py::make_tuple(dq, dk, dv, dsinks, report);
+}
+
 }  // namespace
 
 void bind_attention(py::module_& m) {
@@ -113,6 +185,12 @@ void bind_attention(py::module_& m) {
         py::arg("position_ids"), py::arg("plan"), py::arg("rows"), py::arg("multiprocessors"), py::arg("query_index"),
         py::arg("query_start"), py::arg("key_start"), py::arg("scale"), py::arg("window"), py::arg("softcap"),
         py::arg("sinks"), py::arg("partial"), py::arg("dtype"), py::arg("options"));
+  m.def("tree_attention_backward", &run_tree_attention_backward, py::arg("q"), py::arg("k"), py::arg("v"),
+        py::arg("out"), py::arg("dout"), py::arg("lse"), py::arg("dlse"), py::arg("subtree_end"),
+        py::arg("position_ids"), py::arg("plan"), py::arg("multiprocessors"), py::arg("query_index"),
+        py::arg("query_start"), py::arg("key_start"), py::arg("scale"), py::arg("window"), py::arg("softcap"),
+        py::arg("sinks"), py::arg("dout_operand"), py::arg("dq"), py::arg("dk"), py::arg("dv"), py::arg("dtype"),
+        py::arg("options"));
 }
 
 }  // namespace regrow::emulator

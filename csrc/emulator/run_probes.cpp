@@ -2,6 +2,7 @@
 #include <map>
 
 #include "emulator/probes.cuh"
+#include "emulator/program.cuh"
 #include "emulator/runs.h"
 #include "platform/check.h"
 
@@ -78,9 +79,43 @@ py::tuple run_probe(const std::string& name, const Array<float>& in, const Optio
   return py::make_tuple(out, report);
 }
 
+// `operations` and `places` are [threads, steps].
+Report run_program(const Array<int>& operations, const Array<int>& places, const Options& options) {
+  CHECK(operations.ndim() == 2 && places.size() == operations.size(), "operations and places must be [threads, steps]");
+  const Array<float> source(4);
+  GlobalMemory memory;
+  add_input(memory, "operations", operations);
+  add_input(memory, "places", places);
+  add_input(memory, "source", source);
+  Report report;
+  launcher(memory, options, report)({.threads = int(operations.shape(0)), .shared_bytes = int(sizeof(ProgramSmem))},
+                                    &program,
+                                    ProgramParams{.operations = operations.data(),
+                                                  .places = places.data(),
+                                                  .source = reinterpret_cast<const Vector16*>(source.data()),
+                                                  .num_steps = int(operations.shape(1))});
+  return report;
+}
+
 }  // namespace
 
 void bind_probes(py::module_& m) {
+  py::enum_<Operation>(m, "Operation")
+      .value("nothing", Operation::kNothing)
+      .value("load_word", Operation::kLoadWord)
+      .value("store_word", Operation::kStoreWord)
+      .value("load_row", Operation::kLoadRow)
+      .value("store_row", Operation::kStoreRow)
+      .value("copy_row", Operation::kCopyRow)
+      .value("commit", Operation::kCommit)
+      .value("wait_for_all", Operation::kWaitForAll)
+      .value("wait_for_all_but_one", Operation::kWaitForAllButOne)
+      .value("load_matrices", Operation::kLoadMatrices)
+      .value("sync_warp", Operation::kSyncWarp)
+      .value("sync_two_warps", Operation::kSyncTwoWarps)
+      .value("arrive_two_warps", Operation::kArriveTwoWarps)
+      .value("sync_block", Operation::kSyncBlock);
+  m.def("program", &run_program, py::arg("operations"), py::arg("places"), py::arg("options"));
   m.def("probe", &run_probe, py::arg("name"), py::arg("inputs"), py::arg("options"), py::arg("num_blocks") = 1,
         py::arg("num_threads") = kProbeThreads, py::arg("shared_bytes") = kProbeThreads * 32 * int(sizeof(float)));
 }

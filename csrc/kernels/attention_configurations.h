@@ -48,6 +48,25 @@ inline constexpr ForwardConfiguration kForwardConfigurations[] = {
     {256, 16, 1, 2, "few rows, decoding: the warps share the keys of a tile"},  // out 128, scores 8; three blocks spill
 };
 
+// The backward: a block of eight warps owns a key tile, each warp 16 keys of it, and walks its query tiles of 64 rows.
+struct BackwardConfiguration {
+  int head_dim;
+  int keys;          // of a key tile
+  int column_warps;  // that share 16 keys: each takes a part of the queries' rows, then of the head dim's columns
+  int stages;        // of queries and their gradients in shared memory
+};
+
+inline constexpr int kBackwardRows = 64;
+inline constexpr int kBackwardThreads = 256;  // one block a multiprocessor, 255 registers
+
+inline constexpr BackwardConfiguration kBackwardConfigurations[] = {
+    {64, 128, 1, 2},   // registers: dk and dv 64, scores and dweights 64
+    {128, 128, 1, 2},  // dk and dv 128, scores and dweights 64; 145 KB fit sm_80
+    {256, 64, 2, 1},   // dk and dv 128; two stages would need 209 KB
+};
+
+constexpr int find_backward_configuration(int head_dim) { return head_dim <= 64 ? 0 : (head_dim <= 128 ? 1 : 2); }
+
 // The head dim of the table that holds this one; 0 if none does.
 constexpr int padded_head_dim(int64_t head_dim) {
   return head_dim <= 64 ? 64 : (head_dim <= 128 ? 128 : (head_dim <= 256 ? 256 : 0));

@@ -168,7 +168,10 @@ CudaPlan build_cuda_plan(const Rectangle& r, const CudaPlanRequest& request) {
     fewest = clocks;
   }
   CHECK(best, "no configuration for head dim ", head_dim, " has ", request.rows, " rows: leave them to the planner");
-  return {best->rows, build_plan(r, best_tiles)};
+  std::vector<int32_t> words = build_plan(r, best_tiles);
+  append_backward_plan(words, build_plan(r, cuda_backward_tiles(request.query_heads, request.kv_heads, head_dim,
+                                                                request.multiprocessors)));
+  return {best->rows, std::move(words)};
 }
 
 }  // namespace regrow

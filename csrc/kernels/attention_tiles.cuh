@@ -16,7 +16,7 @@ struct QueryTile {
   int first_head, heads, inverse_heads;
   int num_rows;
 
-  DEVICE QueryTile(const AttentionParams& p, const ForwardTiling& tiling, int tile, int unit)
+  DEVICE QueryTile(const AttentionParams& p, const RowTiling& tiling, int tile, int unit)
       : first_query(int64_t(tile) * tiling.tokens),
         first_head(unit * tiling.heads),
         heads(tiling.heads),
@@ -37,13 +37,16 @@ struct QueryTile {
   }
 };
 
-template <class T, int kRows, int kHeadDim>
-DEVICE void copy_query_rows(SharedTile<T, kRows, kHeadDim>& tile, const AttentionParams& p, const QueryTile& queries) {
-  copy_rows_async<kAttentionThreads>(tile, p.head_dim, [&](int row) -> RowSource<T> {
-    const T* q = static_cast<const T*>(p.q.data);
-    if (!queries.has(row)) return {q, false};
-    return {q + queries.query(row) * p.q.row_stride + queries.head(row) * p.q.head_stride, true};
-  });
+// The rows of a query tile in a tensor [Tq, Hq, num_columns], zeros beyond the last.
+template <int kThreads, class T, int kRows, int kHeadDim>
+DEVICE void copy_query_rows(SharedTile<T, kRows, kHeadDim>& tile, const Rows& rows, const QueryTile& queries,
+                            int num_columns AND_CALL_SITE) {
+  const auto source = [&](int row) -> RowSource<T> {
+    const T* values = static_cast<const T*>(rows.data);
+    if (!queries.has(row)) return {values, false};
+    return {values + queries.query(row) * rows.row_stride + queries.head(row) * rows.head_stride, true};
+  };
+  copy_rows_async<kThreads>(tile, num_columns, source AND_SITE);
 }
 
 // Where the rows of a query tile stand. In shared memory, since only partial tiles ask.
@@ -65,18 +68,18 @@ struct QueryPlaces {
   }
 };
 
-// Keys or values of a tile from `rows`, the first of them, zeros where they are not real. Rolled: the addresses of all
-// rows at once would cost more registers than the loop costs time.
-template <class T, int kHeadDim>
-DEVICE void copy_key_rows(SharedTile<T, kKeyTile, kHeadDim>& tile, const T* rows, int64_t stride, uint64_t real,
+// 64 keys or values from `rows`, the first of them, to the tile's rows from `to` on, zeros where they are not real.
+// Rolled: the addresses of all rows at once would cost more registers than the loop costs time.
+template <int kThreads, class T, int kRows, int kHeadDim>
+DEVICE void copy_key_rows(SharedTile<T, kRows, kHeadDim>& tile, int to, const T* rows, int64_t stride, uint64_t real,
                           int num_columns AND_CALL_SITE) {
-  constexpr int kChunks = kHeadDim / 8, kStep = kAttentionThreads / kChunks;
+  constexpr int kChunks = kHeadDim / 8, kStep = kThreads / kChunks;
   const int first_row = thread_index() / kChunks, column = thread_index() % kChunks * 8;
   const T* from = rows + first_row * stride + column;
   real = column < num_columns ? real >> first_row : 0;
   NO_UNROLL
   for (int row = first_row; row < kKeyTile; row += kStep) {
-    copy_async16(tile.chunk(row, column), from, real & 1 AND_SITE);
+    copy_async16(tile.chunk(to + row, column), from, real & 1 AND_SITE);
     from += kStep * stride;
     real >>= kStep;
   }
@@ -117,14 +120,14 @@ class KeyTileWalk {
 };
 
 // What the mask asks of the keys of a tile.
-template <bool kWindow>
+template <bool kWindow, int kKeys = kKeyTile>
 struct KeyMask {
-  SharedArray<int32_t, kKeyTile> end;  // subtree_end; 0 beyond the last key
-  SharedArray<int64_t, kWindow ? kKeyTile : 1> depth;
+  SharedArray<int32_t, kKeys> end;  // subtree_end; 0 beyond the last key
+  SharedArray<int64_t, kWindow ? kKeys : 1> depth;
 
   DEVICE void copy(const Rectangle& r, int first_key) {
     const int j = thread_index();
-    if (j >= kKeyTile) return;
+    if (j >= kKeys) return;
     const bool real = first_key + j < r.num_keys;
     const int64_t at = r.key_start + first_key + (real ? j : 0);
     copy_async(end.address(j), r.subtree_end + at, real);

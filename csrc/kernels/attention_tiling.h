@@ -20,14 +20,24 @@ inline ScoreScale score_scale(const AttentionParams& p) {
 }
 
 // A query tile holds the rows (token, head) of `tokens` queries and `heads` heads that share a KV head, token by token.
-struct ForwardTiling {
-  const int32_t* plan;  // its words, on the device
-  ScoreScale scale;
+struct RowTiling {
   int rows;           // of the configuration, at least tokens * heads
   int tokens;         // queries of a tile, as planned
   int heads;          // query heads of a tile
   int inverse_heads;  // row / heads is row * inverse_heads >> 16: exact below 128 rows and spares a division
-  int units;          // query_heads / heads: each item of the plan is run for each
+  int units;          // query_heads / heads
+};
+
+inline RowTiling row_tiling(const AttentionParams& p, int rows) {
+  const int heads = heads_of_tile(p.query_heads / p.kv_heads, rows);
+  return {rows, rows / heads, heads, (65'536 + heads - 1) / heads, p.query_heads / heads};
+}
+
+// Each item of the plan is run for each unit of heads.
+struct ForwardTiling : RowTiling {
+  const int32_t* plan;  // its words, on the device
+  ScoreScale scale;
+  int share;                                 // in how many items the plan cut its work, at most
   int64_t max_items, max_merges, max_slots;  // what every plan of this shape stays within
 };
 
@@ -53,14 +63,10 @@ inline ForwardTiling forward_tiling(const AttentionParams& p, int rows, int mult
   // A list of at most min_tiles tiles is not split.
   const bool splits = key_tiles > tiles.min_tiles;
   const int64_t pieces_of_tile = (key_tiles + tiles.min_tiles - 1) / tiles.min_tiles;
-  ForwardTiling t;
+  ForwardTiling t = {row_tiling(p, rows)};
   t.plan = p.plan.words();
   t.scale = score_scale(p);
-  t.rows = rows;
-  t.tokens = tiles.queries;
-  t.heads = heads_of_tile(p.query_heads / p.kv_heads, rows);
-  t.inverse_heads = (65'536 + t.heads - 1) / t.heads;
-  t.units = p.query_heads / t.heads;
+  t.share = tiles.items;
   t.max_items = max_forward_items(query_tiles, tiles);
   t.max_merges = splits ? std::min(query_tiles, max_merges(tiles)) : 0;
   t.max_slots = splits ? std::min(query_tiles * pieces_of_tile, max_slots(tiles)) : 0;
@@ -70,6 +76,61 @@ inline ForwardTiling forward_tiling(const AttentionParams& p, int rows, int mult
 // Of the pieces' results: their lse, then their out, for each slot, unit and row.
 inline int64_t forward_workspace_bytes(const AttentionParams& p, const ForwardTiling& t) {
   return t.max_slots * t.units * t.rows * (int64_t(p.value_dim) + 1) * int64_t(sizeof(float));
+}
+
+// The backward's tiles. Four items for each multiprocessor: a split key tile only adds its sums once more.
+inline TileShape cuda_backward_tiles(int64_t query_heads, int64_t kv_heads, int head_dim, int multiprocessors) {
+  const int heads = heads_of_tile(query_heads / kv_heads, kBackwardRows);
+  const int keys = kBackwardConfigurations[find_backward_configuration(head_dim)].keys;
+  return {kBackwardRows / heads, keys, int((4 * int64_t(multiprocessors) + kv_heads - 1) / kv_heads), 8};
+}
+
+// Each item of the plan is run for each KV head, which walks the units of its group.
+struct BackwardTiling : RowTiling {
+  const int32_t* plan;  // its words, on the device
+  ScoreScale scale;
+  float score_scale;  // of the gradients of q and k
+  int keys;           // of a key tile
+  int share;
+  int units_of_group;
+  int64_t max_items;
+  // Of the rows, [Hq, Tq] each: lse in log2, +inf where nothing was seen, and delta.
+  float *lse_log2, *delta;
+  // Zeros: a ticket for each block that starts; how many items have added to each key tile of each KV head; how many
+  // key tiles to each query tile of each unit.
+  int *ticket, *key_turns, *query_turns;
+};
+
+inline int64_t backward_row_floats(const AttentionParams& p) { return 2 * p.rectangle.num_queries * p.query_heads; }
+
+inline int64_t backward_counters(const AttentionParams& p, const BackwardTiling& t) {
+  const int64_t key_tiles = (p.rectangle.num_keys + t.keys - 1) / t.keys;
+  const int64_t query_tiles = (p.rectangle.num_queries + t.tokens - 1) / t.tokens;
+  return 1 + key_tiles * p.kv_heads + query_tiles * t.units;
+}
+
+// Without its memory.
+inline BackwardTiling backward_tiling(const AttentionParams& p, int multiprocessors) {
+  const int head_dim = std::max(p.head_dim, p.value_dim);
+  const TileShape tiles = cuda_backward_tiles(p.query_heads, p.kv_heads, head_dim, multiprocessors);
+  BackwardTiling t = {row_tiling(p, kBackwardRows)};
+  t.plan = p.plan.words();
+  t.scale = score_scale(p);
+  t.score_scale = float(p.scale);
+  t.keys = tiles.keys;
+  t.share = tiles.items;
+  t.units_of_group = t.units / p.kv_heads;
+  t.max_items = (p.rectangle.num_keys + tiles.keys - 1) / tiles.keys + tiles.items;
+  return t;
+}
+
+// `floats` has backward_row_floats, `counters` backward_counters, all zero.
+inline void give_memory(BackwardTiling& t, const AttentionParams& p, float* floats, int* counters) {
+  t.lse_log2 = floats;
+  t.delta = floats + p.rectangle.num_queries * p.query_heads;
+  t.ticket = counters;
+  t.key_turns = counters + 1;
+  t.query_turns = t.key_turns + (p.rectangle.num_keys + t.keys - 1) / t.keys * p.kv_heads;
 }
 
 }  // namespace regrow

@@ -13,6 +13,22 @@ class DevicePlan {
   DEVICE int32_t field(int32_t PlanHeader::* member AND_CALL_SITE) const {
     return load_global(&(reinterpret_cast<const PlanHeader*>(words_)->*member) AND_SITE);
   }
+  // The plan with the tiles of the backward.
+  DEVICE DevicePlan backward() const { return DevicePlan(words_ + field(&PlanHeader::backward_plan)); }
+  DEVICE BackwardItem backward_item(int64_t i) const { return entry<BackwardItem>(&PlanHeader::backward_items, i); }
+  DEVICE const TileRun* backward_runs() const { return section<TileRun>(&PlanHeader::backward_runs); }
+
+  // How many key tiles that meet this query tile come after this one, which does.
+  DEVICE int later_key_tiles(int query_tile, int key_tile) const {
+    const int32_t* start = words_ + field(&PlanHeader::forward_start) + query_tile;
+    const TileRun* runs = forward_runs();
+    int run = load_global(start + 1) - 1;
+    const TileRun last = load_global(runs + run);
+    TileRun own = last;
+    while (own.begin > key_tile) own = load_global(runs + --run);
+    return last.ordinal + last.end - last.begin - 1 - (own.ordinal + key_tile - own.begin);
+  }
+
   DEVICE ForwardItem forward_item(int64_t i) const { return entry<ForwardItem>(&PlanHeader::forward_items, i); }
   DEVICE ForwardMerge merge(int64_t i) const {
     const int32_t* at = words_ + field(&PlanHeader::merges) + 3 * i;
@@ -22,14 +38,16 @@ class DevicePlan {
   // Bit j: some query sees key j of the tile. Tiles of 64 keys.
   DEVICE uint64_t seen_keys(int64_t key_tile) const { return entry<uint64_t>(&PlanHeader::seen_keys, key_tile); }
 
-  // False for a plan of another rectangle or other tiles. Another tree of the same size is not noticed here.
-  DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile) const {
+  // False for a plan of another rectangle, other tiles, or more items than the launch provides for. Another tree of the
+  // same size is not noticed here.
+  DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile, int max_items) const {
     const bool same_start = r.query_index || field(&PlanHeader::query_start) == r.query_start;
     return field(&PlanHeader::magic) == kPlanMagic && field(&PlanHeader::num_tokens) == r.num_tokens &&
            field(&PlanHeader::num_queries) == r.num_queries && field(&PlanHeader::num_keys) == r.num_keys &&
            same_start && field(&PlanHeader::key_start) == r.key_start && field(&PlanHeader::window) == r.window &&
            field(&PlanHeader::indexed) == (r.query_index != nullptr) &&
-           field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile;
+           field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile &&
+           field(&PlanHeader::items) <= max_items;
   }
 
  private:

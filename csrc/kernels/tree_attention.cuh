@@ -113,7 +113,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   using T = typename Config::T;
   SHARED(typename Config::Smem, smem);
   const DevicePlan plan(tiling.plan);
-  require(plan.fits(p.rectangle, tiling.tokens, kKeyTile),
+  require(plan.fits(p.rectangle, tiling.tokens, kKeyTile, tiling.share),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
   const int item = int(unsigned(block_index()) / unsigned(tiling.units)),
             unit = int(block_index()) - item * tiling.units;
@@ -126,17 +126,19 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     return static_cast<const T*>(rows.data) + kv_head * rows.head_stride + walk.first_key() * rows.row_stride;
   };
   const auto copy_keys = [&] {
-    copy_key_rows(smem.k, rows_of(p.k), p.k.row_stride, walk.real_keys(), p.head_dim);
+    copy_key_rows<Config::kThreads>(smem.k, 0, rows_of(p.k), p.k.row_stride, walk.real_keys(), p.head_dim);
     if (walk.partial()) smem.mask.copy(p.rectangle, walk.first_key());
   };
-  const auto copy_values = [&] { copy_key_rows(smem.v, rows_of(p.v), p.v.row_stride, walk.real_keys(), p.value_dim); };
+  const auto copy_values = [&] {
+    copy_key_rows<Config::kThreads>(smem.v, 0, rows_of(p.v), p.v.row_stride, walk.real_keys(), p.value_dim);
+  };
 
   FragmentC out[Config::kRowBlocks][Config::kOutBlocks];
   OnlineSoftmax<Config::kRowBlocks> softmax;
   if (!walk.done()) {
     const QueryTile queries(p, tiling, plan.forward_item(item).query_tile, unit);
     smem.queries.fill(p.rectangle, queries);
-    copy_query_rows(smem.q, p, queries);
+    copy_query_rows<Config::kThreads>(smem.q, p.q, queries, p.head_dim);
     copy_keys();
     commit_copies();
   }
@@ -153,7 +155,8 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
                   Config::first_key());
     softmax.update(scores, out, Config::kGeneral ? 1 : tiling.scale.log2);
     FragmentA<T> weights[Config::kRowBlocks][Config::kScoreBlocks / 2];
-    as_operands(weights, scores);
+    UNROLL
+    for (int b = 0; b < Config::kRowBlocks; ++b) as_operands(weights[b], scores[b]);
 
     wait_copies<0>();
     sync_block();  // these values have landed, and nobody reads the keys

@@ -1,4 +1,4 @@
-// Attention ops on the CPU: validation, allocation, and the call of the chosen kernels.
+// Attention ops: validation, allocation, and the call of the chosen kernels. On CUDA the forward only.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -8,7 +8,9 @@
 
 #include "cpu/kernel_table.h"
 #include "kernels/attention_params.h"
+#include "kernels/attention_tiling.h"
 #include "ops/checks.h"
+#include "ops/current_stream.h"
 #include "ops/tensors.h"
 
 namespace regrow::ops {
@@ -88,15 +90,14 @@ Rectangle rectangle_of(const Call& c) {
 }
 
 void check_devices(const Call& c) {
-  for (const auto& [tensor, what] : {std::pair{&c.q, "q"},
-                                     {&c.k, "k"},
-                                     {&c.v, "v"},
-                                     {&c.subtree_end, "subtree_end"},
-                                     {&c.position_ids, "position_ids"},
-                                     {&c.plan, "plan"}})
-    check_on_cpu(*tensor, what);
-  check_on_cpu(c.query_index, "query_index");
-  check_on_cpu(c.sinks, "sinks");
+  check_one_device({{"q", &c.q},
+                    {"k", &c.k},
+                    {"v", &c.v},
+                    {"subtree_end", &c.subtree_end},
+                    {"position_ids", &c.position_ids},
+                    {"plan", &c.plan},
+                    {"query_index", pointer(c.query_index)},
+                    {"sinks", pointer(c.sinks)}});
 }
 
 // Every check of the shared arguments; returns what the kernels read.
@@ -117,10 +118,13 @@ AttentionParams attention_params(const Call& c) {
   p.softcap = c.softcap.value_or(0);
   p.sinks = c.sinks ? c.sinks->const_data_ptr() : nullptr;
   p.rectangle = rectangle_of(c);
-  check_integers(c.plan, ScalarType::Int, "plan");
+  CHECK(c.plan.scalar_type() == ScalarType::Int && c.plan.is_contiguous(),
+        "plan must be a contiguous int32 tensor as regrow.plan makes it");
   p.plan = PlanView(c.plan.const_data_ptr<int32_t>());
-  const std::string mismatch = p.plan.mismatch(c.plan.size(0), p.rectangle, cpu_tiles(p.query_heads, p.kv_heads));
-  CHECK(mismatch.empty(), "the plan does not fit this call: ", mismatch, "; make one with regrow.plan(tree, ...)");
+  if (c.q.is_cpu()) {
+    const std::string mismatch = p.plan.mismatch(c.plan.numel(), p.rectangle, cpu_tiles(p.query_heads, p.kv_heads));
+    CHECK(mismatch.empty(), "the plan does not fit this call: ", mismatch, "; make one with regrow.plan(tree, ...)");
+  }
   return p;
 }
 
@@ -129,15 +133,59 @@ int64_t operations(const AttentionParams& p) {
   return 2 * p.rectangle.num_queries * p.rectangle.num_keys * p.query_heads * p.head_dim;
 }
 
+// Rows that asynchronous copies of 16 bytes can read: a copy where they lie elsewhere.
+Tensor with_aligned_rows(const Tensor& t) {
+  const auto aligned = [](int64_t bytes) { return bytes % 16 == 0; };
+  const int64_t size = int64_t(t.element_size());
+  if (aligned(reinterpret_cast<intptr_t>(t.const_data_ptr())) && aligned(t.stride(0) * size) &&
+      aligned(t.stride(1) * size))
+    return t;
+  return torch::stable::clone(torch::stable::contiguous(t));
+}
+
+// What a launch takes from the shape of a plan on CUDA: [rows of the configuration, words].
+ForwardTiling cuda_tiling(const AttentionParams& p, const Tensor& plan, int multiprocessors) {
+  const int head_dim = padded_head_dim(std::max(p.head_dim, p.value_dim));
+  CHECK(p.q.dtype == DType::kBFloat16 || p.q.dtype == DType::kFloat16,
+        "on CUDA q, k and v must be bfloat16 or float16, got ", name(p.q.dtype),
+        ": cast them, or move them to the CPU");
+  CHECK(plan.dim() == 2 && find_configuration(head_dim, int(plan.size(0))) >= 0, "the plan has shape ", shape(plan),
+        ", which no kernel for head dim ", head_dim,
+        " takes: make it with regrow.plan(tree, head_dim=", std::max(p.head_dim, p.value_dim),
+        ", ...) on the device of q");
+  return forward_tiling(p, int(plan.size(0)), multiprocessors);
+}
+
+void run_on_cuda(AttentionForwardParams& p, const Call& c) {
+  const CurrentStream stream(c.q);
+  const ForwardTiling tiling = cuda_tiling(p, c.plan, cuda::device_limits(c.q.get_device_index()).multiprocessors);
+  const Tensor q = with_aligned_rows(c.q), k = with_aligned_rows(c.k), v = with_aligned_rows(c.v);
+  p.q = rows_of(q, "q");
+  p.k = rows_of(k, "k");
+  p.v = rows_of(v, "v");
+  const Tensor space = workspace(c.q, forward_workspace_bytes(p, tiling));
+  p.workspace = space.mutable_data_ptr();
+  cuda::tree_attention(p, tiling, stream);
+}
+
+void run_on_cpu(AttentionForwardParams& p, const Call& c) {
+  const cpu::Executor threads = executor(operations(p));
+  const cpu::KernelTable& kernels = cpu::kernels();
+  const Tensor space = workspace(c.q, kernels.attention_forward_workspace(p, threads.num_workers));
+  p.workspace = space.mutable_data_ptr();
+  kernels.attention_forward(p, threads);
+}
+
 std::tuple<Tensor, Tensor> tree_attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
                                               const Tensor& subtree_end, const Tensor& position_ids, const Tensor& plan,
                                               const std::optional<Tensor>& query_index, int64_t query_start,
                                               int64_t key_start, double scale, std::optional<int64_t> window,
                                               std::optional<double> softcap, const std::optional<Tensor>& sinks,
                                               bool partial) {
+  const Call call = {q,           k,         v,     subtree_end, position_ids, plan, query_index,
+                     query_start, key_start, scale, window,      softcap,      sinks};
   AttentionForwardParams p;
-  static_cast<AttentionParams&>(p) = attention_params(
-      {q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window, softcap, sinks});
+  static_cast<AttentionParams&>(p) = attention_params(call);
   CHECK(!partial || !sinks, "a partial result leaves the sinks out: pass them to lse_merge");
   const ScalarType accumulation = accumulation_type(p.q.dtype);
   Tensor out = torch::stable::new_empty(q, {q.size(0), q.size(1), v.size(2)}, partial ? accumulation : q.scalar_type());
@@ -145,11 +193,7 @@ std::tuple<Tensor, Tensor> tree_attention_fwd(const Tensor& q, const Tensor& k, 
   p.out = out.mutable_data_ptr();
   p.out_dtype = *dtype_of(out);
   p.lse = lse.mutable_data_ptr();
-  const cpu::Executor threads = executor(operations(p));
-  const cpu::KernelTable& kernels = cpu::kernels();
-  const Tensor space = workspace(q, kernels.attention_forward_workspace(p, threads.num_workers));
-  p.workspace = space.mutable_data_ptr();
-  kernels.attention_forward(p, threads);
+  q.is_cuda() ? run_on_cuda(p, call) : run_on_cpu(p, call);
   return {out, lse};
 }
 
@@ -158,10 +202,7 @@ Tensor run_backward(const Call& c, const Tensor& dout_any, const std::optional<T
                     const Tensor& lse, const std::optional<Tensor>& dq, const std::optional<Tensor>& dk,
                     const std::optional<Tensor>& dv) {
   AttentionBackwardParams p;
-  check_on_cpu(dout_any, "dout");
-  check_on_cpu(dlse, "dlse");
-  check_on_cpu(out_any, "out");
-  check_on_cpu(lse, "lse");
+  check_one_device({{"q", &c.q}, {"dout", &dout_any}, {"dlse", pointer(dlse)}, {"out", &out_any}, {"lse", &lse}});
   static_cast<AttentionParams&>(p) = attention_params(c);
   const Tensor dout = with_contiguous_rows(dout_any), out = with_contiguous_rows(out_any);
   const ScalarType accumulation = accumulation_type(p.q.dtype);
@@ -215,9 +256,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> tree_attention_bwd(
   return {dq, dk, dv, dsinks};
 }
 
-void check_accumulator(const std::optional<Tensor>& t, const Tensor& like, ScalarType dtype, const char* what) {
+void check_accumulator(const std::optional<Tensor>& t, const Tensor& q, const Tensor& like, ScalarType dtype,
+                       const char* what) {
   if (!t) return;
-  check_on_cpu(*t, what);
+  check_one_device({{"q", &q}, {what, &*t}});
   check_same_shape(*t, {like.size(0), like.size(1), like.size(2)}, what);
   CHECK(t->scalar_type() == dtype && t->is_contiguous(), what,
         " must be contiguous and float32 (float64 for float64 inputs)");
@@ -231,9 +273,9 @@ Tensor tree_attention_bwd_accum(const Tensor& dout, const std::optional<Tensor>&
                                 const std::optional<Tensor>& sinks, const std::optional<Tensor>& dq_accum,
                                 const std::optional<Tensor>& dk_accum, const std::optional<Tensor>& dv_accum) {
   const ScalarType accumulation = accumulation_type(floating_dtype(q, "q"));
-  check_accumulator(dq_accum, q, accumulation, "dq_accum");
-  check_accumulator(dk_accum, k, accumulation, "dk_accum");
-  check_accumulator(dv_accum, v, accumulation, "dv_accum");
+  check_accumulator(dq_accum, q, q, accumulation, "dq_accum");
+  check_accumulator(dk_accum, q, k, accumulation, "dk_accum");
+  check_accumulator(dv_accum, q, v, accumulation, "dv_accum");
   CHECK(dk_accum.has_value() == dv_accum.has_value(), "dk_accum and dv_accum go together: pass both or neither");
   return run_backward(
       {q, k, v, subtree_end, position_ids, plan, query_index, query_start, key_start, scale, window, softcap, sinks},
@@ -247,4 +289,8 @@ STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
   m.impl("tree_attention_fwd", TORCH_BOX(&regrow::ops::tree_attention_fwd));
   m.impl("tree_attention_bwd", TORCH_BOX(&regrow::ops::tree_attention_bwd));
   m.impl("tree_attention_bwd_accum", TORCH_BOX(&regrow::ops::tree_attention_bwd_accum));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) {
+  m.impl("tree_attention_fwd", TORCH_BOX(&regrow::ops::tree_attention_fwd));
 }

@@ -26,15 +26,6 @@ inline void check_one_device(std::initializer_list<std::pair<const char*, const 
 
 inline const Tensor* pointer(const std::optional<Tensor>& t) { return t ? &*t : nullptr; }
 
-// The dispatcher sends a call here only if all tensors are on the CPU; a redispatch may not.
-inline void check_on_cpu(const Tensor& t, const char* what) {
-  CHECK(t.is_cpu(), what, " must be on the CPU like the other arguments: move it there with .to(\"cpu\")");
-}
-
-inline void check_on_cpu(const std::optional<Tensor>& t, const char* what) {
-  if (t) check_on_cpu(*t, what);
-}
-
 inline void check_same_shape(const Tensor& t, std::initializer_list<int64_t> sizes, const char* what) {
   bool same = t.dim() == int64_t(sizes.size());
   int64_t d = 0;

@@ -37,6 +37,11 @@ void sync_warp(uint32_t lanes, Site site);
 void sync_named(int barrier, int num_threads, Site site);
 void arrive_named(int barrier, int num_threads, Site site);
 
+// Turns between blocks: platform/turns.h. The last two are synchronisation points.
+int take_ticket(int* counter, Site site);
+void wait_for_turn(const int* turn, int value, Site site);
+void pass_turn(int* turn, int value, Site site);
+
 // `bytes` from global to shared memory, zeros where not `real`; groups are the calling thread's own.
 void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
 void commit_copies(Site site);

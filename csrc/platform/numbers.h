@@ -25,7 +25,7 @@ DEVICE float to_float(fp16 x) {
   const uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
   float value = __builtin_bit_cast(float, magnitude) * 0x1p112f;                             // subnormals too
   if (magnitude >= 0x1fu << 23) value = __builtin_bit_cast(float, magnitude | 0xffu << 23);  // infinite, or a NaN
-  return x.bits >> 15 ? -value : value;
+  return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, value) | uint32_t(x.bits & 0x8000) << 16);
 #endif
 }
 

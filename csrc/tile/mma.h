@@ -152,6 +152,16 @@ DEVICE FragmentA<T> load_a(const SharedTile<T, kRows, kColumns>& tile, int row, 
   return a;
 }
 
+// A[m, k] = tile[k, m], the tile's columns being A's rows: the first operand of A^T B.
+template <class T, int kRows, int kColumns>
+DEVICE FragmentA<T> load_a_of_columns(const SharedTile<T, kRows, kColumns>& tile, int k, int m AND_CALL_SITE) {
+  const int lane = lane_index();
+  FragmentA<T> a;
+  load_matrix_x4<true>(tile.data, tile.offset_of_lane(k, lane / 16 * 8 + lane % 8, m, lane / 8 % 2 * 8), a.pairs[0],
+                       a.pairs[1], a.pairs[2], a.pairs[3] AND_SITE);
+  return a;
+}
+
 // Two B operands side by side: columns [n, n + 8) and [n + 8, n + 16) of B.
 template <class T>
 struct FragmentBPair {

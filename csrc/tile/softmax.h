@@ -4,7 +4,7 @@
 // block of 16 rows; the four lanes of a quad share these rows.
 #include <cmath>
 
-#include "tile/mma.h"
+#include "tile/operands.h"
 
 namespace regrow {
 
@@ -69,21 +69,5 @@ struct OnlineSoftmax {
     }
   }
 };
-
-// Weights as operands, 16 columns each: what C fragments hold of two neighbouring blocks is what A wants.
-template <class T, int kRowBlocks, int kOperands>
-DEVICE void as_operands(FragmentA<T> (&operands)[kRowBlocks][kOperands],
-                        const FragmentC (&weights)[kRowBlocks][2 * kOperands]) {
-  UNROLL
-  for (int b = 0; b < kRowBlocks; ++b) {
-    UNROLL
-    for (int n = 0; n < 2 * kOperands; ++n) {
-      UNROLL
-      for (int half = 0; half < 2; ++half)
-        operands[b][n / 2].pairs[n % 2 * 2 + half] =
-            pack<T>(weights[b][n].values[2 * half], weights[b][n].values[2 * half + 1]);
-    }
-  }
-}
 
 }  // namespace regrow

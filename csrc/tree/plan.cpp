@@ -166,6 +166,18 @@ TileShape cpu_tiles(int64_t query_heads, int64_t kv_heads) {
   return {queries, 128, 64, 16};
 }
 
+void append_backward_plan(std::vector<int32_t>& words, const std::vector<int32_t>& backward) {
+  words.resize((words.size() + 3) / 4 * 4);  // device code reads 16 bytes at a time
+  PlanHeader h;
+  std::memcpy(&h, words.data(), sizeof h);
+  h.backward_plan = int32_t(words.size());
+  words.insert(words.end(), backward.begin(), backward.end());
+  h.num_words = int32_t(words.size());
+  std::memcpy(words.data(), &h, sizeof h);
+  h.words_checksum = checksum_of_words(words.data(), h.num_words);
+  std::memcpy(words.data(), &h, sizeof h);
+}
+
 std::vector<int64_t> forward_tiles(const Rectangle& r, TileShape tiles) {
   check_rectangle(r);
   const RunLists lists = Summaries(r, tiles).forward_lists(r.window);

@@ -73,6 +73,7 @@ struct PlanHeader {
   int32_t num_backward_items, backward_items;
   int32_t backward_runs;  // TileRun of query tiles
   int32_t num_unseen;     // keys that no query sees
+  int32_t backward_plan;  // a whole plan with the tiles of the backward; 0: this one has them
   int32_t seen_keys;      // [num_key_tiles * key_tile / 32] key j is bit j % 32 of word j / 32; 0 beyond the last
 };
 
@@ -109,6 +110,9 @@ class PlanView {
 // In O(tokens + tiles + runs * log(tiles)). Throws std::invalid_argument for a rectangle that leaves the axis, a
 // query_index that is not ascending, or more tokens than an int32 counts.
 std::vector<int32_t> build_plan(const Rectangle& rectangle, TileShape tiles);
+
+// Puts the plan of the backward behind that of the forward, whose header says where.
+void append_backward_plan(std::vector<int32_t>& words, const std::vector<int32_t>& backward);
 
 // How many key tiles each query tile of that plan meets.
 std::vector<int64_t> forward_tiles(const Rectangle& rectangle, TileShape tiles);

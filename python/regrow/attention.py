@@ -4,7 +4,7 @@ import torch
 
 from regrow.devices import same_device
 from regrow.dtypes import accumulation_dtype
-from regrow.plans import cached_plan, check_places, check_window
+from regrow.plans import cached_plan, check_places, check_plan, check_window
 from regrow.plans import plan as make_plan
 from regrow.refusals import plain_number, refuse_second_derivative
 
@@ -86,11 +86,12 @@ def tree_attention(
 ):  # fmt: skip
     """Causal attention along every root-to-leaf path of a prefix tree, for one rectangle of queries x keys.
 
-    q [Tq,Hq,D], k [Tk,Hkv,D], v [Tk,Hkv,Dv]: float64, float32, bfloat16 or float16, any strides with a contiguous last
-    dimension; Hq a multiple of Hkv; D and Dv multiples of 8 up to 256. Query i is the token at `query_start + i`, or
-    `query_index[i]` (int64, sorted), key j the one at `key_start + j`. `scale`: D**-0.5 by default. `window`: positions
-    that a query looks back, itself included. `softcap`: scores become softcap * tanh(scores / softcap). `sinks` [Hq]:
-    the score of one more key of value zero. `plan`: from regrow.plan; by default the tree's own.
+    q [Tq,Hq,D], k [Tk,Hkv,D], v [Tk,Hkv,Dv]: float64, float32, bfloat16 or float16 (on CUDA the last two), any strides
+    with a contiguous last dimension; Hq a multiple of Hkv; D and Dv multiples of 8 up to 256. Query i is the token at
+    `query_start + i`, or `query_index[i]` (int64, sorted), key j the one at `key_start + j`. `scale`: D**-0.5 by
+    default. `window`: positions that a query looks back, itself included. `softcap`: scores become
+    softcap * tanh(scores / softcap). `sinks` [Hq]: the score of one more key of value zero. `plan`: from regrow.plan;
+    by default the tree's own.
 
     Returns out [Tq,Hq,Dv] in q's dtype, and with `return_lse` lse [Hq,Tq] (natural log; float32, float64 for float64).
     A query that sees no key has out 0 and lse -inf (or the sink). `partial=True` is for keys that are only a part: out
@@ -120,7 +121,9 @@ def tree_attention(
     check_places(query_index, query_start)
     check_window(window)
     if plan is None:
-        plan = _find_plan(tree, q, k, window, query_start, query_index, key_start)
+        plan = _find_plan(tree, q, k, v, window, query_start, query_index, key_start)
+    elif not torch.compiler.is_compiling():
+        check_plan(plan, tree)
     if sinks is not None:
         sinks = sinks.to(accumulation_dtype(q.dtype))
     arguments = (
@@ -136,9 +139,14 @@ def tree_attention(
     return (out, lse) if return_lse or partial else out
 
 
-def _find_plan(tree, q, k, window, query_start, query_index, key_start):
+def _find_plan(tree, q, k, v, window, query_start, query_index, key_start):
     rectangle = dict(
-        query_heads=q.size(1), kv_heads=k.size(1), window=window, query_start=query_start, key_start=key_start
+        query_heads=q.size(1),
+        kv_heads=k.size(1),
+        head_dim=max(q.size(2), v.size(2)),
+        window=window,
+        query_start=query_start,
+        key_start=key_start,
     )
     if torch.compiler.is_compiling():
         found = None

@@ -93,7 +93,7 @@ CALLS = {
     r"subtree_end must be a contiguous 1-D int32 tensor": lambda: forward(subtree_end=TREE.subtree_end.long()),
     r"position_ids must be a contiguous 1-D int64 tensor": lambda: forward(position_ids=TREE.subtree_end),
     r"subtree_end has 77 tokens, position_ids 78": lambda: forward(subtree_end=TREE.subtree_end[1:]),
-    r"plan must be a contiguous 1-D int32 tensor": lambda: forward(plan=PLAN.long()),
+    r"plan must be a contiguous int32 tensor as regrow.plan makes it": lambda: forward(plan=PLAN.long()),
     r"query_index has 3 entries, q has 78 rows": lambda: attend(query_index=INDEX),
     r"query_index must be a contiguous 1-D int64 tensor": lambda: attend(q=Q[:3], query_index=INDEX.int()),
 }
@@ -246,10 +246,10 @@ def test_plan(message):
 
 
 # Past the dispatcher's choice, the kernels themselves refuse what is not in the CPU's memory.
-def test_the_kernels_take_cpu_tensors_only():
+def test_the_kernels_take_tensors_of_one_device_only():
     on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     case = (Q, K, V, TREE.subtree_end, TREE.position_ids, PLAN.to("meta"), None, 0, 0, 0.25, None, None, None, False)
-    with pytest.raises(ValueError, match=r"plan must be on the CPU like the other arguments: move it there with .to"):
+    with pytest.raises(ValueError, match=r"q is on cpu and plan on a device of another kind: move them"):
         ops.tree_attention_fwd.default.redispatch(on_cpu, *case)
     outs, lses = torch.zeros(2, 5, 3, 4), torch.zeros(2, 3, 5, device="meta")
     with pytest.raises(

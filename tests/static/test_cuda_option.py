@@ -96,6 +96,7 @@ void say(F f) {
 
 int main() {
   using namespace regrow;
+  say([] { cuda::tree_attention({}, {}, nullptr); });
   say([] { cuda::lse_merge({}, nullptr); });
   say([] { cuda::replay_gather({}, nullptr); });
   say([] { cuda::replay_scatter({}, nullptr); });

@@ -43,12 +43,13 @@ class Axis:
         keys, values = self.layers[layer]
         return keys.index_copy_(0, self.queries, key), values.index_copy_(0, self.queries, value)
 
-    def plan(self, query_heads, kv_heads, window):
+    def plan(self, query_heads, kv_heads, head_dim, window):
         """The plan that all layers with this window share."""
         if window not in self.plans:
             self.plans[window] = regrow.plan(
-                self.tree, query_heads=query_heads, kv_heads=kv_heads, window=window, query_index=self.queries
-            )
+                self.tree, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, window=window,
+                query_index=self.queries,
+            )  # fmt: skip
         return self.plans[window]
 
 
@@ -66,7 +67,7 @@ def attention(module, query, key, value, attention_mask, axis, **options):
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
         query_index=axis.queries,
-        plan=axis.plan(query.size(1), key.size(1), window),
+        plan=axis.plan(query.size(1), key.size(1), query.size(3), window),
     )
     return out[None], None
 

@@ -1,0 +1,95 @@
+#pragma once
+
+// A kernel whose threads do what they are told, so that random programs can be compared with a model of what is a race.
+#include "platform/memory.h"
+#include "platform/sync.h"
+#include "tile/copy.h"
+#include "tile/mma.h"
+
+namespace regrow {
+
+enum class Operation : int {
+  kNothing,
+  kLoadWord,
+  kStoreWord,
+  kLoadRow,
+  kStoreRow,
+  kCopyRow,
+  kCommit,
+  kWaitForAll,
+  kWaitForAllButOne,
+  kLoadMatrices,  // by a whole warp, each lane giving its row
+  kSyncWarp,
+  kSyncTwoWarps,    // by one or both of two warps, at the barrier of that number
+  kArriveTwoWarps,  // by the other
+  kSyncBlock,
+};
+
+struct ProgramParams {
+  const int* operations;  // [threads, num_steps]
+  const int* places;      // [threads, num_steps]: the word, row or barrier that an operation takes
+  const Vector16* source;
+  int num_steps;
+};
+
+constexpr int kProgramRows = 2;
+
+union ProgramSmem {
+  SharedArray<float, kProgramRows * 4> words;
+  SharedArray<Vector16, kProgramRows> rows;
+};
+
+GLOBAL void program(const ProgramParams p) {
+  SHARED(ProgramSmem, smem);
+  for (int step = 0; step < p.num_steps; ++step) {
+    const int at = thread_index() * p.num_steps + step;
+    const int place = load_global(p.places + at);
+    uint32_t matrices[4];
+    switch (Operation(load_global(p.operations + at))) {
+      case Operation::kNothing:
+        break;
+      case Operation::kLoadWord:
+        smem.words.load(place);
+        break;
+      case Operation::kStoreWord:
+        smem.words.store(place, 1);
+        break;
+      case Operation::kLoadRow:
+        smem.rows.load(place);
+        break;
+      case Operation::kStoreRow:
+        smem.rows.store(place, {});
+        break;
+      case Operation::kCopyRow:
+        copy_async16(smem.rows.data + place, p.source, true);
+        break;
+      case Operation::kCommit:
+        commit_copies();
+        break;
+      case Operation::kWaitForAll:
+        wait_copies<0>();
+        break;
+      case Operation::kWaitForAllButOne:
+        wait_copies<1>();
+        break;
+      case Operation::kLoadMatrices:
+        load_matrix_x4<false>(reinterpret_cast<const bf16*>(smem.rows.address(0)), 8 * place, matrices[0], matrices[1],
+                              matrices[2], matrices[3]);
+        break;
+      case Operation::kSyncWarp:
+        sync_warp();
+        break;
+      case Operation::kSyncTwoWarps:
+        sync_named(place, 64);
+        break;
+      case Operation::kArriveTwoWarps:
+        arrive_named(place, 64);
+        break;
+      case Operation::kSyncBlock:
+        sync_block();
+        break;
+    }
+  }
+}
+
+}  // namespace regrow
