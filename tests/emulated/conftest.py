@@ -69,3 +69,11 @@ def assert_each_sync_point_matters(emulator):
         return points
 
     return check
+
+
+@pytest.fixture
+def attention(emulator, every_way):
+    """`attention(rows, multiprocessors)` runs tree attention: attention_runs.py."""
+    from attention_runs import Runner
+
+    return lambda rows=64, multiprocessors=1: Runner(emulator, every_way, WAYS, rows, multiprocessors)
