@@ -97,17 +97,8 @@ py::tuple run_tree_attention(const py::array& q, const py::array& k, const py::a
   }
   Report report, merge_report;
   const auto forward = launcher(memory, options, report);
-  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
-    case 64:
-      dispatch_tree_attention<64>(p, tiling, forward);
-      break;
-    case 128:
-      dispatch_tree_attention<128>(p, tiling, forward);
-      break;
-    case 256:
-      dispatch_tree_attention<256>(p, tiling, forward);
-      break;
-  }
+  with_head_dim(std::max(p.head_dim, p.value_dim),
+                [&]<int kHeadDim>() { dispatch_tree_attention<kHeadDim>(p, tiling, forward); });
   Options merge_options = options;
   merge_options.skip = "";  // it has nothing to skip
   dispatch_tree_attention_merge(p, tiling, launcher(merge_memory, merge_options, merge_report));
@@ -172,17 +163,8 @@ py::tuple run_tree_attention_backward(const py::array& q, const py::array& k, co
   add_output(memory, "dk", dk);
   add_output(memory, "dv", dv);
   const auto launch = launcher(memory, options, report);
-  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
-    case 64:
-      dispatch_tree_attention_backward<64>(p, tiling, launch);
-      break;
-    case 128:
-      dispatch_tree_attention_backward<128>(p, tiling, launch);
-      break;
-    case 256:
-      dispatch_tree_attention_backward<256>(p, tiling, launch);
-      break;
-  }
+  with_head_dim(std::max(p.head_dim, p.value_dim),
+                [&]<int kHeadDim>() { dispatch_tree_attention_backward<kHeadDim>(p, tiling, launch); });
   return py::make_tuple(dq, dk, dv, dsinks, report);
 }
 
