@@ -37,4 +37,8 @@ struct DeviceLimits {
 // Read once per device.
 DeviceLimits device_limits(int device);
 
+// The calling thread's launches go to this device. The CUDA runtime is linked statically, so it has a current device of
+// its own beside that of torch's.
+void make_current(int device);
+
 }  // namespace regrow::cuda

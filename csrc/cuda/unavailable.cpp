@@ -20,5 +20,6 @@ void replay_scatter(const ScatterParams&, Stream) { refuse(); }
 void logits_row_stats(const LogitsParams&, Stream) { refuse(); }
 void logits_pick(const LogitsPickParams&, Stream) { refuse(); }
 DeviceLimits device_limits(int) { refuse(); }
+void make_current(int) { refuse(); }
 
 }  // namespace regrow::cuda
