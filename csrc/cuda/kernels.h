@@ -19,10 +19,12 @@ using Stream = CUstream_st*;  // cudaStream_t: not every build has CUDA's header
 // The forward, and the merge of query tiles that the plan splits. p.plan and p.workspace lie on the device.
 void tree_attention(const AttentionForwardParams& p, const ForwardTiling& tiling, Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
+void lse_merge_backward(const LseMergeBackwardParams& p, Stream stream);  // dsinks too
 void replay_gather(const GatherParams& p, Stream stream);
 void replay_scatter(const ScatterParams& p, Stream stream);
 void logits_row_stats(const LogitsParams& p, Stream stream);
 void logits_pick(const LogitsPickParams& p, Stream stream);
+void logits_row_grad(const LogitsGradParams& p, Stream stream);
 
 struct DeviceLimits {
   int compute_capability;  // 90 for 9.0
