@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regrow.devices import same_device
 from regrow.dtypes import accumulation_dtype
 
 ops = torch.ops.regrow
@@ -85,3 +86,18 @@ def chunked_backward(dlogp, dentropy, hidden, weight, targets, temperature, soft
 @torch.library.impl("regrow::add_matmul_", "default")
 def _add_matmul(out, a, b):
     torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+
+
+@torch.library.register_fake("regrow::add_matmul_")
+def _(out, a, b):
+    same_device(out=out, a=a, b=b)
+
+
+@torch.library.register_fake("regrow::head_logits_out")
+def _(hidden, weight, out):
+    same_device(hidden=hidden, weight=weight, out=out)
+
+
+@torch.library.register_fake("regrow::head_logits_bwd")
+def _(dlogits, hidden, weight, dhidden, dweight):
+    same_device(hidden=hidden, weight=weight, dlogits=dlogits, dhidden=dhidden, dweight=dweight)

@@ -235,8 +235,8 @@ def _(hidden, weight, parent_index, tokens, temperature, softcap):
 @torch.library.register_fake("regrow::row_logprobs_bwd")
 @torch.library.register_fake("regrow::tree_logprobs_bwd")
 def _(dlogp, dentropy, hidden, weight, *rest):
-    same_device(dlogp=dlogp, hidden=hidden, weight=weight)
-    need_hidden, need_weight = rest[-2:]
+    rows, tokens, *_, need_hidden, need_weight = rest
+    same_device(dlogp=dlogp, dentropy=dentropy, hidden=hidden, weight=weight, rows=rows, tokens=tokens)
     return hidden.new_empty(hidden.shape if need_hidden else 0), hidden.new_empty(weight.shape if need_weight else 0)
 
 
@@ -251,12 +251,16 @@ def _(logits, temperature, softcap):
 
 @torch.library.register_fake("regrow::logits_pick")
 def _(logits, lse, target_row, target_token, temperature, softcap):
+    same_device(logits=logits, lse=lse, target_row=target_row, target_token=target_token)
     return logits.new_empty(target_row.size(0), dtype=accumulation_dtype(logits.dtype))
 
 
 @torch.library.register_fake("regrow::logits_row_grad_")
 def _(logits, lse, entropy, row_start, target_token, dlogp, dentropy, temperature, softcap):
-    return None
+    same_device(
+        logits=logits, lse=lse, entropy=entropy, row_start=row_start, target_token=target_token, dlogp=dlogp,
+        dentropy=dentropy,
+    )  # fmt: skip
 
 
 refuse_second_derivative("regrow::row_logprobs_bwd", "row_logprobs")

@@ -90,6 +90,22 @@ def test_logits_row_grad(vocabulary, gap, softcap, with_entropy, dtype, emulator
     assert (ours[:, vocabulary:] == 77).all()
 
 
+def test_gradient_of_large_logits(emulator, options, generator):
+    """An lse near 1e4 has two digits in fp32 behind the point: its rest counts."""
+    logits = 1e4 + torch.randn((1, 40), generator=generator)
+    start, token = numbered_targets([[3]])
+    lse, entropy = torch.ops.regrow.logits_row_stats(logits, 1.0, None)
+    numbers = (lse, entropy, start, token, torch.ones(1))
+    arrays = [t.numpy() for t in numbers]
+    ours, _ = emulator.logits_row_grad(logits.numpy(), *arrays, None, 40, "float32", 1.0, 0.0, options)
+    expected, oracle = logits.clone(), logits.double()
+    torch.ops.regrow.logits_row_grad_(expected, *numbers, None, 1.0, None)
+    torch.ops.regrow.logits_row_grad_(
+        oracle, lse, entropy.double(), start, token, numbers[-1].double(), None, 1.0, None
+    )
+    assert_accurate(torch.from_numpy(ours), expected, oracle)
+
+
 def test_logits_row_grad_keeps_infinities_and_nan(emulator, every_way, generator):
     logits = torch.randn((4, 40), generator=generator)
     logits[0, 7], logits[1, 33], logits[2] = torch.nan, torch.inf, -torch.inf
