@@ -18,8 +18,16 @@ pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not on the PATH")
 
 # Source -> kernel -> how often it is instantiated, and the configuration that has its budget.
 KERNELS = {
-    "logits": {"logits_row_stats": (16, "LogitsRowConfig"), "logits_pick": (8, "LogitsRowConfig")},
-    "lse_merge": {"lse_merge": (4, "LseMergeConfig")},
+    "logits": {
+        "logits_row_stats": (16, "LogitsRowConfig"),
+        "logits_pick": (8, "LogitsRowConfig"),
+        "logits_row_grad": (16, "LogitsRowConfig"),
+    },
+    "lse_merge": {
+        "lse_merge": (4, "LseMergeConfig"),
+        "lse_merge_backward": (4, "LseMergeConfig"),
+        "lse_merge_dsinks": (2, "LseMergeConfig"),
+    },
     "replay": {"replay_gather": (3, "ReplayGatherConfig"), "replay_scatter": (8, "ReplayScatterConfig")},
     "tile_matmul": {"tile_matmul": (4, "TileMatmulConfig")},
 }
@@ -76,7 +84,7 @@ INSTRUCTIONS = {
         r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32",
         r"bar(rier)?\.sync",
     ],
-    "logits": [r"ld\.global\.v4", r"__assertfail"],
+    "logits": [r"ld\.global\.v4", r"st\.global\.v4", r"cvt\.rn\.bf16\.f32", r"cvt\.rn\.f16\.f32", r"__assertfail"],
     "lse_merge": [r"ld\.global\.v4", r"st\.global\.v4"],
     "replay": [r"ld\.global\.v4", r"st\.global\.v4", r"cvt\.rn\.bf16\.f32", r"cvt\.rn\.f16\.f32", r"__assertfail"],
 }
