@@ -1,4 +1,5 @@
 # make test, make demo: each sets up what it needs (.venv, dependencies, build) and is quick the second time.
+# make gpu: builds the CUDA kernels, tests and measures them; it says so where there is no GPU.
 # make PYTHON=python3.12 chooses the interpreter; a torch >= 2.10 that it already has is reused.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CMAKE := $(BIN)/python -m cmake
 CMAKE_BUILD = build/cmake-$$($(BIN)/python -c 'import sys; print(sys.implementation.cache_tag)')
 
-.PHONY: build test demo bench lint format clean venv
+.PHONY: build test demo bench gpu lint format clean venv
 
 build: $(VENV)/regrow.stamp
 	@$(CMAKE) --build $(CMAKE_BUILD) && $(CMAKE) --install $(CMAKE_BUILD) --prefix python > /dev/null
@@ -22,6 +23,14 @@ demo: build $(VENV)/demo.stamp
 
 bench: build $(VENV)/test.stamp
 	$(BIN)/python bench/run.py --markdown docs/cpu_performance.md $(BENCH_ARGS)
+
+gpu: $(VENV)/tools.stamp
+	@$(BIN)/python bench/gpu_check.py
+	@CMAKE_ARGS="$$CMAKE_ARGS -DREGROW_CUDA=ON" $(MAKE) $(VENV)/gpu.stamp
+	@$(CMAKE) -DREGROW_CUDA=ON $(CMAKE_BUILD) > /dev/null  # an earlier build may have been made without
+	@$(MAKE) build
+	$(BIN)/python -m pytest -m gpu tests/gpu --device cuda $(PYTEST_ARGS)
+	$(BIN)/python bench/gpu_run.py --markdown docs/gpu_performance.md $(BENCH_ARGS)
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
@@ -67,6 +76,11 @@ $(VENV)/regrow.stamp: $(VENV)/tools.stamp setup.py pyproject.toml CMakeLists.txt
 $(VENV)/test.stamp: $(VENV)/regrow.stamp
 	@echo "installing the test tools"
 	@$(PIP) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/gpu.stamp: $(VENV)/regrow.stamp
+	@echo "installing the test tools and compute-sanitizer"
+	@$(PIP) --no-build-isolation --editable '.[gpu]'
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/regrow.stamp

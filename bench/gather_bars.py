@@ -1,10 +1,7 @@
 """Gather and scatter with `out=` against `copy_`, index_select and index_add: rates in bytes read and written."""
 
 import torch
-from interleaved import interleave, is_tie, ratio
-from report import Row
-
-from test_gather import (
+from gather_problems import (
     NUM_ROWS,
     WIDTH,
     gather_problem,
@@ -15,6 +12,8 @@ from test_gather import (
     replay_scatter,
     scatter_problem,
 )
+from interleaved import interleave, is_tie, ratio
+from report import Row
 
 # name -> ours, torch's own form, how to make the operands, (bar, aim) as shares of copy_
 OPERATIONS = {

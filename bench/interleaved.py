@@ -28,16 +28,22 @@ class Times:
         return (high - low) / 2 / self.median
 
 
-def interleave(implementations, rounds):
-    """implementations: name -> callable without arguments. One warm-up each, then `rounds` rounds: name -> Times."""
+def wall_clock(run):
+    """Seconds that one call takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleave(implementations, rounds, timer=wall_clock):
+    """implementations: name -> what `timer` takes, a callable without arguments by default. One warm-up each, then
+    `rounds` rounds: name -> Times."""
     for run in implementations.values():
-        run()
+        timer(run)
     seconds = {name: [] for name in implementations}
     for _ in range(rounds):
         for name, run in implementations.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(timer(run))
     return {name: Times(values) for name, values in seconds.items()}
 
 

@@ -32,6 +32,8 @@ class Row:
     @property
     def verdict(self):
         def reached(goal):
+            if self.tie and goal == 1:  # a ratio that cannot be told from 1
+                return True
             return self.value <= goal if self.lower else self.value >= goal
 
         if self.aim is not None and reached(self.aim):
@@ -71,23 +73,23 @@ def print_rows(rows):
         print(f"  {row.measure:<38}{row.text:>22} {row.verdict:<7} {goals:<20} {row.note}")
 
 
-def write_rows(rows, path):
-    """JSON: the machine and every row with its verdict."""
+def write_rows(rows, path, facts=None, **more):
+    """JSON: the machine, every row with its verdict, and what else is given."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine(), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    results = [asdict(row) | {"verdict": row.verdict} for row in rows]
+    path.write_text(json.dumps({"machine": facts or machine(), **more, "rows": results}, indent=1) + "\n")
 
 
-def write_markdown(rows, path):
-    """The same as a page: one table per workload."""
-    lines = [
-        "# Measured on the CPU",
-        "",
-        "Written by `make bench`; a workload's implementations run in turn in one process, and medians are shown.",
-        "Verdicts: *aim* and *bar* say what was reached, MISSED what was not. `=`: a difference below the spread.",
-        "",
-        ", ".join(f"{name} {value}" for name, value in machine().items()),
-    ]
+CPU_INTRO = [
+    "Written by `make bench`; a workload's implementations run in turn in one process, and medians are shown.",
+    "Verdicts: *aim* and *bar* say what was reached, MISSED what was not. `=`: a difference below the spread.",
+]
+
+
+def write_markdown(rows, path, title="Measured on the CPU", intro=CPU_INTRO, facts=None, more=()):
+    """The same as a page: one table per workload, then the lines of `more`."""
+    lines = [f"# {title}", "", *intro, ""]
+    lines.append(", ".join(f"{name} {value}" for name, value in (facts or machine()).items()))
     workload = None
     for row in rows:
         if row.workload != workload:
@@ -96,4 +98,4 @@ def write_markdown(rows, path):
         goals = ["" if goal is None else f"{goal:g}" for goal in (row.bar, row.aim)]
         cells = [row.measure, row.text, *goals, row.verdict, row.note]
         lines.append(f"| {' | '.join(cells)} |")
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([*lines, *more]) + "\n")

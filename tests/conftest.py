@@ -1,4 +1,4 @@
-"""What every test may ask for: an instruction set, a seeded generator, a number of threads."""
+"""What every test may ask for: an instruction set, a seeded generator, a number of threads, the device of tests/gpu."""
 
 import pytest
 import torch
@@ -9,6 +9,14 @@ import regrow  # noqa: F401
 # The first example of a test may load libraries; on a shared machine a deadline tests the neighbours.
 settings.register_profile("regrow", deadline=None)
 settings.load_profile("regrow")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        choices=("cuda", "cpu"),
+        help="where tests/gpu runs: cuda where there is a GPU; on the CPU its bodies run at small sizes",
+    )
 
 
 def _instruction_sets():

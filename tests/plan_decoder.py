@@ -37,7 +37,9 @@ class Plan:
             BackwardItem(tile, runs(h.backward_runs, begin, end), turn)
             for tile, begin, end, turn in rows(h.backward_items, h.num_backward_items, 4)
         ]
-        self.seen = [bool(words[h.seen_keys + key // 32] >> key % 32 & 1) for key in range(h.num_key_tiles * h.key_tile)]
+        self.seen = [
+            bool(words[h.seen_keys + key // 32] >> key % 32 & 1) for key in range(h.num_key_tiles * h.key_tile)
+        ]
 
     def forward_tiles(self):
         """(query tile, key tile, partial) of all the work, item by item."""

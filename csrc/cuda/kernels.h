@@ -18,6 +18,9 @@ using Stream = CUstream_st*;  // cudaStream_t: not every build has CUDA's header
 
 // The forward, and the merge of query tiles that the plan splits. p.plan and p.workspace lie on the device.
 void tree_attention(const AttentionForwardParams& p, const ForwardTiling& tiling, Stream stream);
+// Adds to p.dq, p.dk and p.dv. p.out and p.dout have one dtype; dout_operand has that of q.
+void tree_attention_backward(const AttentionBackwardParams& p, const Rows& dout_operand, const BackwardTiling& tiling,
+                             Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
 void lse_merge_backward(const LseMergeBackwardParams& p, Stream stream);  // dsinks too
 void replay_gather(const GatherParams& p, Stream stream);

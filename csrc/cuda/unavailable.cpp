@@ -13,6 +13,7 @@ namespace {
 }  // namespace
 
 void tree_attention(const AttentionForwardParams&, const ForwardTiling&, Stream) { refuse(); }
+void tree_attention_backward(const AttentionBackwardParams&, const Rows&, const BackwardTiling&, Stream) { refuse(); }
 void lse_merge(const LseMergeParams&, Stream) { refuse(); }
 void lse_merge_backward(const LseMergeBackwardParams&, Stream) { refuse(); }
 void replay_gather(const GatherParams&, Stream) { refuse(); }

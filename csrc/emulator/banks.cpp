@@ -13,6 +13,7 @@ bool all_in_own_banks(const void* const* addresses, int num_addresses, int bytes
   const int shift = std::countr_zero(uint32_t(bytes)), together = kBanks * kWordBytes >> shift;
   uint32_t taken = 0;
   for (int i = 0; i < num_addresses; ++i) {
+    if (!addresses[i]) continue;
     const uint32_t bit = uint32_t(1) << (reinterpret_cast<uintptr_t>(addresses[i]) >> shift & (together - 1));
     if (taken & bit) return false;
     taken |= bit;
@@ -31,6 +32,7 @@ int64_t extra_cycles(const void* const* addresses, int num_addresses, int bytes)
     uintptr_t words[kBanks][kBanks];
     int cycles[kBanks] = {};
     for (int i = begin; i < end; ++i) {
+      if (!addresses[i]) continue;
       const uintptr_t first = reinterpret_cast<uintptr_t>(addresses[i]) / kWordBytes;
       for (uintptr_t word = first; word < first + std::max(1, bytes / kWordBytes); ++word) {
         uintptr_t* bank = words[word % kBanks];
@@ -38,7 +40,7 @@ int64_t extra_cycles(const void* const* addresses, int num_addresses, int bytes)
         if (std::find(bank, bank + used, word) == bank + used) bank[used++] = word;  // lanes share a word
       }
     }
-    extra += *std::max_element(cycles, cycles + kBanks) - 1;
+    extra += std::max(1, *std::max_element(cycles, cycles + kBanks)) - 1;
   }
   return extra;
 }
@@ -57,12 +59,7 @@ void BankTally::visit(int warp, int lane, Site site, const void* address, int by
   ++visits.num_complete;
 }
 
-int64_t BankTally::Visit::extra_cycles() const {
-  const void* present[kWarpLanes];
-  const void** end =
-      std::copy_if(addresses, addresses + kWarpLanes, present, [](const void* address) { return address; });
-  return emulator::extra_cycles(present, int(end - present), bytes);
-}
+int64_t BankTally::Visit::extra_cycles() const { return emulator::extra_cycles(addresses, kWarpLanes, bytes); }
 
 int64_t BankTally::extra_cycles() const {
   int64_t extra = extra_cycles_;

@@ -10,7 +10,7 @@
 namespace regrow::emulator {
 
 // Cycles beyond the first that lanes need: 32 banks of 4 bytes, each of which gives one word a cycle. Accesses of 8
-// and 16 bytes go by half and quarter warps, which is how the hardware cuts them up.
+// and 16 bytes go by half and quarter warps, which is how the hardware cuts them up. Null: a lane that takes no part.
 int64_t extra_cycles(const void* const* addresses, int num_addresses, int bytes);
 
 // Threads reach an instruction one by one; the n-th visit of each lane of a warp belongs to the warp's n-th visit.

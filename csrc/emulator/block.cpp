@@ -15,6 +15,19 @@ constexpr int kSharedCellBytes = 2;  // the smallest value that kernels keep in 
 
 alignas(1024) unsigned char shared_bytes[kMaxSharedBytes];
 
+// 0 to count - 1 as they get their turn; `salt` makes shuffles differ.
+template <class Index>
+std::vector<Index> in_order(const Options& options, Index count, uint64_t salt) {
+  std::vector<Index> all(count);
+  std::iota(all.begin(), all.end(), 0);
+  if (options.order == Order::kReverse) std::reverse(all.begin(), all.end());
+  if (options.order == Order::kShuffled) {
+    std::mt19937_64 random(options.seed + salt);
+    for (size_t left = all.size(); left > 1; --left) std::swap(all[left - 1], all[random() % left]);
+  }
+  return all;
+}
+
 // Stacks are kept: mapping a thousand of them takes longer than running a small block.
 Fiber* fibers(int num_threads) {
   static std::vector<Fiber> all;
@@ -34,19 +47,12 @@ Block::Block(Launch& launch, int64_t index, int index_y)
       flat_index_(index_y * launch.shape.blocks + index),
       threads_(shape_.threads),
       states_(shape_.threads, State::kReady),
-      order_(shape_.threads),
+      order_(in_order(launch.options, shape_.threads, uint64_t(flat_index_))),
       position_(shape_.threads),
       barriers_(kNumBarriersOfBlock),
       collectives_(num_warps()),
-      clocks_(shape_.threads),
+      clocks_(shape_.threads, flat_index_),
       banks_(num_warps()) {
-  const Options& options = launch.options;
-  std::iota(order_.begin(), order_.end(), 0);
-  if (options.order == Order::kReverse) std::reverse(order_.begin(), order_.end());
-  if (options.order == Order::kShuffled) {
-    std::mt19937_64 random(options.seed + uint64_t(flat_index_));
-    for (size_t left = order_.size(); left > 1; --left) std::swap(order_[left - 1], order_[random() % left]);
-  }
   for (int i = 0; i < shape_.threads; ++i) position_[order_[i]] = i;
   std::memset(shared_bytes, 0xff, shape_.shared_bytes);  // a NaN in every float format
   launch.shared_shadow.reset();
@@ -146,15 +152,21 @@ void* Block::shared_memory(int64_t bytes) {
 }
 
 std::string Block::describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
-                            Site site) const {
+                            const Epoch& self) const {
   const Epoch& other = conflict.other;
-  const bool by_copy = conflict.slot >= clocks_.num_threads();
   std::string who = "thread " + std::to_string(clocks_.thread_of(conflict.slot));
   if (other.block != flat_index_) who = "block " + std::to_string(other.block % shape_.blocks) + ", " + who;
-  return "race: " + name_of(access == Access::kRead ? "reads " : "writes ", site) + std::to_string(bytes) +
-         " bytes at byte " + std::to_string(byte) + " of " + where + "; " + who +
-         (by_copy ? " copied to it asynchronously" : (conflict.wrote ? " wrote it" : " read it")) + " at " +
-         name_of("", other.site) + "and nothing orders the two";
+  const auto deed = [&] {
+    if (conflict.slot >= clocks_.num_threads()) return "copied to it asynchronously";
+    if (other.use == Use::kTicket) return "took a ticket from it";
+    if (other.use == Use::kTurn) return conflict.wrote ? "passed the turn at it" : "waited for its turn at it";
+    return conflict.wrote ? "wrote it" : "read it";
+  };
+  return "race: " + name_of(access == Access::kRead ? "reads " : "writes ", self.site) + std::to_string(bytes) +
+         " bytes at byte " + std::to_string(byte) + " of " + where + "; " + who + " " + deed() + " at " +
+         name_of("", other.site) +
+         (other.use == self.use ? "and nothing orders the two"
+                                : "and a place is for tickets, for turns or for ordinary accesses");
 }
 
 int64_t Block::check_shared_place(const void* address, int bytes, Access access, Site site) const {
@@ -191,10 +203,10 @@ void Block::write_shared_by_copy(uint32_t number, const void* address, int bytes
 
 void Block::touch(Shadow& shadow, const char* where, int64_t byte, int bytes, Access access, const Epoch& self) {
   if (!shadow.access(byte, bytes, access, self, clocks_))
-    throw Failure(describe(shadow.conflict(), where, byte, bytes, access, self.site));
+    throw Failure(describe(shadow.conflict(), where, byte, bytes, access, self));
 }
 
-void Block::access_global(const void* address, int bytes, Access access, Site site) {
+void Block::access_global(const void* address, int bytes, Access access, Site site, Use use) {
   const char* verb = access == Access::kRead ? "reads " : "writes ";
   Buffer* buffer = nullptr;
   try {
@@ -208,7 +220,7 @@ void Block::access_global(const void* address, int bytes, Access access, Site si
                   std::to_string(byte) + " of " + buffer->name);
   buffer->shadow.check_width(bytes);
   if (!buffer->writable) return;  // nobody's reads can conflict
-  const Epoch self = {flat_index_, thread_ / kWarpLanes * kWarpLanes, own_bit(), clocks_.now(thread_), site};
+  const Epoch self = {flat_index_, thread_ / kWarpLanes * kWarpLanes, own_bit(), clocks_.now(thread_), site, use};
   touch(buffer->shadow, buffer->name.c_str(), byte, bytes, access, self);
 }
 
@@ -229,8 +241,9 @@ Report launch(const LaunchShape& shape, GlobalMemory& memory, const Options& opt
                    .options = options,
                    .kernel = kernel,
                    .shared_shadow = Shadow(shape.shared_bytes, kSharedCellBytes)};
-  for (int y = 0; y < shape.blocks_y; ++y)
-    for (int64_t x = 0; x < shape.blocks; ++x) Block(launch, x, y).run();
+  const int64_t num_blocks = shape.blocks * shape.blocks_y;
+  for (const int64_t block : in_order(options, num_blocks, uint64_t(num_blocks)))
+    Block(launch, block % shape.blocks, int(block / shape.blocks)).run();
   Report& report = launch.report;
   for (const auto& point : launch.sync_points.entries())
     report.sync_points[name_of(point.what, point.site)] += point.value.passed;

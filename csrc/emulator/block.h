@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -60,7 +61,8 @@ struct Launch {
   const std::function<void()>& kernel;
   Shadow shared_shadow;  // of the block that runs: kept, for its memory
   BySite<Point> sync_points;
-  Report report;  // but for the synchronisation points
+  std::map<const int*, Past> turns;  // what the last pass of each turn handed on
+  Report report;                     // but for the synchronisation points
 };
 
 // One block on its way: threads, barriers, shared memory and what is known of it. Blocks run one after the other.
@@ -85,7 +87,7 @@ class Block {
   // By some lanes of the running thread's warp, itself or others, and by a copy of the running thread.
   void access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site);
   void write_shared_by_copy(uint32_t number, const void* address, int bytes, Site site);
-  void access_global(const void* address, int bytes, Access access, Site site);
+  void access_global(const void* address, int bytes, Access access, Site site, Use use = Use::kOrdinary);
   void tally_banks(const void* address, int bytes, Site site);
   void add_conflicts(int64_t cycles) { launch_.report.bank_conflicts += cycles; }
 
@@ -93,6 +95,9 @@ class Block {
   bool skips(const char* what, Site site);
   void sync_warp(uint32_t lanes, Site site);
   void barrier(const char* what, int id, int num_threads, bool wait, Site site);
+  int take_ticket(int* counter, Site site);
+  void wait_for_turn(const int* turn, int value, Site site);
+  void pass_turn(int* turn, int value, Site site);
   void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
   void commit_copies();
   void wait_copies(int num_pending);
@@ -108,7 +113,7 @@ class Block {
   std::string describe_waiting() const;
   int64_t check_shared_place(const void* address, int bytes, Access access, Site site) const;  // -> its byte
   std::string describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
-                       Site site) const;
+                       const Epoch& self) const;
   // Records an access; a Failure where it is a race.
   void touch(Shadow& shadow, const char* where, int64_t byte, int bytes, Access access, const Epoch& self);
   int num_warps() const { return (shape_.threads + kWarpLanes - 1) / kWarpLanes; }

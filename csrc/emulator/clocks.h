@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
+
+#include "emulator/past.h"
 
 namespace regrow::emulator {
 
@@ -10,18 +11,18 @@ namespace regrow::emulator {
 // n + t. A thread knows of a slot how much of what it did barriers and waits have told the thread of.
 //
 // All who leave a barrier know the same, but for what they do themselves: they share one clock, and a barrier costs a
-// pass over the slots for each clock that comes to it, not for each thread.
+// pass over the slots for each clock that comes to it, not for each thread. What turns tell of other blocks (past.h)
+// comes along.
 class Clocks {
-  using Clock = std::shared_ptr<uint32_t[]>;  // of each slot
-
  public:
   // What those who came to a barrier know together.
   struct Meeting {
     Clock known;
     Clock last_told;  // what the one before came with, which need not be added again
+    Past past;
   };
 
-  explicit Clocks(int num_threads);
+  Clocks(int num_threads, int64_t block);
 
   int num_threads() const { return num_threads_; }
   int copy_slot(int thread) const { return num_threads_ + thread; }
@@ -36,10 +37,24 @@ class Clocks {
     return clock <= (slot == copy_slot(thread) ? t.landed : t.told[slot]);
   }
 
+  // And of what a slot of another block did?
+  bool knows_of(int64_t block, int thread, int slot, uint32_t clock) const {
+    const Clock& known = clock_of(threads_[thread].past, block);
+    return known && clock <= known[slot];
+  }
+
   // `meeting` learns all that the thread knows and did; what the thread does from now on is later.
   void release(int thread, Meeting& meeting);
   // The thread, which released into `meeting`, learns what all who did so know.
-  void acquire(int thread, const Meeting& meeting) { threads_[thread].told = meeting.known; }
+  void acquire(int thread, const Meeting& meeting) {
+    threads_[thread].told = meeting.known;
+    threads_[thread].past = meeting.past;
+  }
+
+  // All that the thread knows and did, for the block that it passes a turn to; what it does from now on is later.
+  Past hand_on(int thread);
+  // The thread learns what a turn handed on.
+  void learn(int thread, const Past& past);
 
   // The number of a new copy of the thread's, and news that those up to a number have landed.
   uint32_t issue_copy(int thread) { return ++threads_[thread].issued; }
@@ -47,13 +62,15 @@ class Clocks {
 
  private:
   struct Thread {
-    Clock told;           // by its last barrier; out of date in the thread's own two slots
+    Clock told;  // by its last barrier; out of date in the thread's own two slots
+    Past past;
     uint32_t now = 1;     // the thread's own slot
     uint32_t landed = 0;  // its copies' slot
     uint32_t issued = 0;
   };
 
   int num_threads_;
+  int64_t block_;
   std::vector<Thread> threads_;
 };
 

@@ -52,17 +52,16 @@ void named(const char* what, int barrier, int num_threads, bool wait, Site site)
 void sync_named(int barrier, int num_threads, Site site) { named("sync_named", barrier, num_threads, true, site); }
 void arrive_named(int barrier, int num_threads, Site site) { named("arrive_named", barrier, num_threads, false, site); }
 
-int take_ticket(int* counter, Site) { return (*counter)++; }
+int take_ticket(int* counter, Site site) { return Block::current().take_ticket(counter, site); }
 
 void wait_for_turn(const int* turn, int value, Site site) {
-  if (Block::current().skips("wait_for_turn", site)) return;
-  if (*turn != value)
-    throw Failure("deadlock: " + name_of("wait_for_turn", site) + " waits for turn " + std::to_string(value) +
-                  ", which stands at " + std::to_string(*turn) + "; only blocks with lower tickets can pass it");
+  Block& block = Block::current();
+  if (!block.skips("wait_for_turn", site)) block.wait_for_turn(turn, value, site);
 }
 
 void pass_turn(int* turn, int value, Site site) {
-  if (!Block::current().skips("pass_turn", site)) *turn = value;
+  Block& block = Block::current();
+  if (!block.skips("pass_turn", site)) block.pass_turn(turn, value, site);
 }
 
 void copy_async(void* shared, const void* global, int bytes, bool real, Site site) {

@@ -17,7 +17,7 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The order in which ready threads run.
+// The order in which blocks run, and in a block the threads that are ready.
 enum class Order { kForward, kReverse, kShuffled };
 
 // When a copy lands: as early as the hardware may, or as late. Each hides errors that the other shows.

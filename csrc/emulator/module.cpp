@@ -24,7 +24,8 @@ PYBIND11_MODULE(regrow_emulator, m) {
   py::register_exception<Failure>(m, "Failure", PyExc_RuntimeError);
   py::class_<Options>(m, "Options")
       .def(py::init(&make_options), py::kw_only(), py::arg("order") = "forward", py::arg("landing") = "wait",
-           py::arg("seed") = 0, py::arg("skip") = "");
+           py::arg("seed") = 0, py::arg("skip") = "")
+      .def_readwrite("skip", &Options::skip);
   py::class_<Report>(m, "Report")
       .def_readonly("sync_points", &Report::sync_points)
       .def_readonly("instructions", &Report::instructions)

@@ -13,6 +13,7 @@ namespace regrow {
 struct ProbeParams {
   const float* in;
   float* out;
+  int* counters;  // zeros, 64 as well
 };
 
 constexpr int kProbeThreads = 64;

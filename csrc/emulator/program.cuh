@@ -1,8 +1,10 @@
 #pragma once
 
 // A kernel whose threads do what they are told, so that random programs can be compared with a model of what is a race.
+// What a block is told depends on its ticket.
 #include "platform/memory.h"
 #include "platform/sync.h"
+#include "platform/turns.h"
 #include "tile/copy.h"
 #include "tile/mma.h"
 
@@ -23,29 +25,41 @@ enum class Operation : int {
   kSyncTwoWarps,    // by one or both of two warps, at the barrier of that number
   kArriveTwoWarps,  // by the other
   kSyncBlock,
+  kLoadGlobal,
+  kStoreGlobal,
+  kWaitForTurn,
+  kPassTurn,
 };
 
 struct ProgramParams {
-  const int* operations;  // [threads, num_steps]
-  const int* places;      // [threads, num_steps]: the word, row or barrier that an operation takes
+  const int* operations;  // [tickets, num_threads, num_steps]
+  const int* places;      // [tickets, num_threads, num_steps]: the word, row, barrier or turn that an operation takes
   const Vector16* source;
+  float* words;   // [kProgramWords]
+  int* counters;  // [1 + kProgramTurns] zeros: tickets, and turns that are passed once
+  int num_threads;
   int num_steps;
 };
 
-constexpr int kProgramRows = 2;
+constexpr int kProgramRows = 2, kProgramWords = 4, kProgramTurns = 64;
 
-union ProgramSmem {
-  SharedArray<float, kProgramRows * 4> words;
-  SharedArray<Vector16, kProgramRows> rows;
+struct ProgramSmem {
+  union {
+    SharedArray<float, kProgramRows * 4> words;
+    SharedArray<Vector16, kProgramRows> rows;
+  };
+  SharedArray<int, 1> ticket;
 };
 
 GLOBAL void program(const ProgramParams p) {
   SHARED(ProgramSmem, smem);
+  if (thread_index() == 0) smem.ticket.store(0, take_ticket(p.counters));
+  sync_block();
+  const int first = (smem.ticket.load(0) * p.num_threads + thread_index()) * p.num_steps;
   for (int step = 0; step < p.num_steps; ++step) {
-    const int at = thread_index() * p.num_steps + step;
-    const int place = load_global(p.places + at);
+    const int place = load_global(p.places + first + step);
     uint32_t matrices[4];
-    switch (Operation(load_global(p.operations + at))) {
+    switch (Operation(load_global(p.operations + first + step))) {
       case Operation::kNothing:
         break;
       case Operation::kLoadWord:
@@ -87,6 +101,18 @@ GLOBAL void program(const ProgramParams p) {
         break;
       case Operation::kSyncBlock:
         sync_block();
+        break;
+      case Operation::kLoadGlobal:
+        load_global(p.words + place);
+        break;
+      case Operation::kStoreGlobal:
+        store_global(p.words + place, 1.0f);
+        break;
+      case Operation::kWaitForTurn:
+        wait_for_turn(p.counters + 1 + place, 1);
+        break;
+      case Operation::kPassTurn:
+        pass_turn(p.counters + 1 + place, 1);
         break;
     }
   }

@@ -8,8 +8,16 @@ namespace regrow::emulator {
 namespace {
 
 Rows rows_of(const py::array& array, DType dtype) {
-  CHECK(array.ndim() == 3 && array.strides(2) == array.itemsize(), "q, k and v must be [rows, heads, dim]");
+  CHECK(array.ndim() == 3 && (!array.size() || array.strides(2) == array.itemsize()),
+        "q, k and v must be [rows, heads, dim]");
   return {array.data(), dtype, array.strides(0) / array.itemsize(), array.strides(1) / array.itemsize()};
+}
+
+// From the first element to the last, gaps between rows included.
+void add_rows(GlobalMemory& memory, const char* name, const py::array& array) {
+  int64_t bytes = array.size() ? array.itemsize() : 0;
+  for (int d = 0; bytes && d < array.ndim(); ++d) bytes += (array.shape(d) - 1) * array.strides(d);
+  memory.add(name, array.data(), bytes, int(array.itemsize()), false);
 }
 
 // The tensors of a call, as tests pass them.
@@ -21,9 +29,9 @@ struct Call {
   std::optional<Array<float>> sinks;
 
   void add_to(GlobalMemory& memory) const {
-    add_input(memory, "q", q);
-    add_input(memory, "k", k);
-    add_input(memory, "v", v);
+    add_rows(memory, "q", q);
+    add_rows(memory, "k", k);
+    add_rows(memory, "v", v);
     add_input(memory, "subtree_end", subtree_end);
     add_input(memory, "position_ids", position_ids);
     if (query_index) add_input(memory, "query_index", *query_index);
@@ -49,7 +57,7 @@ void fill_params(AttentionParams& p, const Call& c, const std::string& dtype_nam
   p.rectangle = {.subtree_end = c.subtree_end.data(),
                  .position_ids = c.position_ids.data(),
                  .num_tokens = c.subtree_end.size(),
-                 .query_index = c.query_index ? c.query_index->data() : nullptr,
+                 .query_index = c.query_index && c.query_index->size() ? c.query_index->data() : nullptr,
                  .query_start = query_start,
                  .num_queries = c.q.shape(0),
                  .key_start = key_start,

@@ -2,6 +2,7 @@
 #include <map>
 
 #include "emulator/probes.cuh"
+#include "emulator/probes_turns.cuh"
 #include "emulator/program.cuh"
 #include "emulator/runs.h"
 #include "platform/check.h"
@@ -59,6 +60,19 @@ const std::map<std::string, Probe>& probes_by_name() {
       PROBE(shuffle_outside_its_mask),
       PROBE(overlapping_masks),
       PROBE(shuffle_from_absent_lane),
+      PROBE(add_in_turn),
+      PROBE(hand_on_what_others_did),
+      PROBE(turn_within_a_warp),
+      PROBE(turn_of_block_index),
+      PROBE(passes_without_a_wait),
+      PROBE(passes_a_turn_that_others_wait_for),
+      PROBE(resets_a_counter),
+      PROBE(reads_a_ticket_counter),
+      PROBE(reads_a_turn),
+      PROBE(overwrites_a_turn),
+      PROBE(tickets_from_a_turn),
+      PROBE(turn_past_the_end),
+      PROBE(passes_a_turn_at_an_input),
   };
 #undef PROBE
   return all;
@@ -70,30 +84,44 @@ py::tuple run_probe(const std::string& name, const Array<float>& in, const Optio
   CHECK(in.size() == kProbeThreads, "a probe reads ", kProbeThreads, " floats, got ", in.size());
   Array<float> out(kProbeThreads);
   std::memset(out.mutable_data(), 0xff, size_t(out.nbytes()));
+  Array<int> counters(kProbeThreads);
+  std::memset(counters.mutable_data(), 0, size_t(counters.nbytes()));
   GlobalMemory memory;
   add_input(memory, "in", in);
   add_output(memory, "out", out);
+  add_output(memory, "counters", counters);
   const LaunchShape shape = {.blocks = num_blocks, .threads = num_threads, .shared_bytes = shared_bytes};
   Report report;
-  launcher(memory, options, report)(shape, probes_by_name().at(name), ProbeParams{in.data(), out.mutable_data()});
+  launcher(memory, options, report)(shape, probes_by_name().at(name),
+                                    ProbeParams{in.data(), out.mutable_data(), counters.mutable_data()});
   return py::make_tuple(out, report);
 }
 
-// `operations` and `places` are [threads, steps].
+// `operations` and `places` are [blocks, threads, steps].
 Report run_program(const Array<int>& operations, const Array<int>& places, const Options& options) {
-  CHECK(operations.ndim() == 2 && places.size() == operations.size(), "operations and places must be [threads, steps]");
+  CHECK(operations.ndim() == 3 && places.size() == operations.size(),
+        "operations and places must be [blocks, threads, steps]");
   const Array<float> source(4);
+  Array<float> words(kProgramWords);
+  Array<int> counters(1 + kProgramTurns);
+  std::memset(counters.mutable_data(), 0, size_t(counters.nbytes()));
   GlobalMemory memory;
   add_input(memory, "operations", operations);
   add_input(memory, "places", places);
   add_input(memory, "source", source);
+  add_output(memory, "words", words);
+  add_output(memory, "counters", counters);
   Report report;
-  launcher(memory, options, report)({.threads = int(operations.shape(0)), .shared_bytes = int(sizeof(ProgramSmem))},
-                                    &program,
+  const LaunchShape shape = {
+      .blocks = operations.shape(0), .threads = int(operations.shape(1)), .shared_bytes = int(sizeof(ProgramSmem))};
+  launcher(memory, options, report)(shape, &program,
                                     ProgramParams{.operations = operations.data(),
                                                   .places = places.data(),
                                                   .source = reinterpret_cast<const Vector16*>(source.data()),
-                                                  .num_steps = int(operations.shape(1))});
+                                                  .words = words.mutable_data(),
+                                                  .counters = counters.mutable_data(),
+                                                  .num_threads = shape.threads,
+                                                  .num_steps = int(operations.shape(2))});
   return report;
 }
 
@@ -114,7 +142,11 @@ void bind_probes(py::module_& m) {
       .value("sync_warp", Operation::kSyncWarp)
       .value("sync_two_warps", Operation::kSyncTwoWarps)
       .value("arrive_two_warps", Operation::kArriveTwoWarps)
-      .value("sync_block", Operation::kSyncBlock);
+      .value("sync_block", Operation::kSyncBlock)
+      .value("load_global", Operation::kLoadGlobal)
+      .value("store_global", Operation::kStoreGlobal)
+      .value("wait_for_turn", Operation::kWaitForTurn)
+      .value("pass_turn", Operation::kPassTurn);
   m.def("program", &run_program, py::arg("operations"), py::arg("places"), py::arg("options"));
   m.def("probe", &run_probe, py::arg("name"), py::arg("inputs"), py::arg("options"), py::arg("num_blocks") = 1,
         py::arg("num_threads") = kProbeThreads, py::arg("shared_bytes") = kProbeThreads * 32 * int(sizeof(float)));

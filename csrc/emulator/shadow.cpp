@@ -11,15 +11,12 @@ namespace {
 
 constexpr int kLineBytes = 16;
 
-// A thread's later read stands for its earlier ones. Of another block's reads one stands for all.
+// A thread's later read stands for its earlier ones.
 void record_read(std::vector<Epoch>& reads, const Epoch& self) {
-  bool recorded = false, another_block = false, some_empty = false;
+  bool recorded = false, some_empty = false;
   for (Epoch& read : reads) {
-    if (read.block != self.block)
-      read.lanes = std::exchange(another_block, true) ? 0 : read.lanes;
-    else if (read.slot != self.slot)
-      continue;
-    else if (read.clock == self.clock && same_place(read.site, self.site))
+    if (read.block != self.block || read.slot != self.slot) continue;
+    if (read.clock == self.clock && same_place(read.site, self.site))
       recorded = true, read.lanes |= self.lanes;
     else
       read.lanes &= ~self.lanes;
@@ -86,11 +83,16 @@ bool Shadow::access_cell(Cell& cell, Access access, const Epoch& self, const Clo
 
 bool Shadow::ordered(const Epoch& earlier, bool wrote, const Epoch& self, const Clocks& clocks) {
   if (earlier.block == -1) return true;
+  const bool one_use = earlier.use == self.use;
+  if (one_use && self.use == Use::kTicket) return true;  // atomics
   for (uint32_t others = earlier.lanes; others; others &= others - 1) {
     const int slot = earlier.slot + std::countr_zero(others);
-    bool known = earlier.block == self.block;
-    for (uint32_t lanes = self.lanes; lanes && known; lanes &= lanes - 1)
-      known = clocks.knows(clocks.thread_of(self.slot + std::countr_zero(lanes)), slot, earlier.clock);
+    bool known = one_use;
+    for (uint32_t lanes = self.lanes; lanes && known; lanes &= lanes - 1) {
+      const int thread = clocks.thread_of(self.slot + std::countr_zero(lanes));
+      known = earlier.block == self.block ? clocks.knows(thread, slot, earlier.clock)
+                                          : clocks.knows_of(earlier.block, thread, slot, earlier.clock);
+    }
     if (known) continue;
     conflict_ = {earlier, slot, wrote};
     return false;

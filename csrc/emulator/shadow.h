@@ -8,6 +8,9 @@
 
 namespace regrow::emulator {
 
+// What a place is for. Accesses of different uses are never ordered; tickets are atomic and always are.
+enum class Use : uint8_t { kOrdinary, kTicket, kTurn };
+
 // What lanes of one warp did together, or one thread, or one thread's copy: who, when, where in the source.
 struct Epoch {
   int64_t block = -1;  // -1: nobody yet
@@ -15,6 +18,7 @@ struct Epoch {
   uint32_t lanes = 0;  // bit i: slot + i took part
   uint32_t clock = 0;  // the same of all of them
   Site site;
+  Use use = Use::kOrdinary;
 };
 
 struct Conflict {
@@ -23,7 +27,7 @@ struct Conflict {
   bool wrote = false;
 };
 
-// The last accesses of each cell of a piece of memory. Accesses of different blocks are never ordered within a launch.
+// The last accesses of each cell of a piece of memory, by all blocks of a launch.
 class Shadow {
  public:
   Shadow(int64_t bytes, int cell_bytes);

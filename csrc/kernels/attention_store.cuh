@@ -33,7 +33,8 @@ DEVICE void join_key_warps(OnlineSoftmax<1>& softmax, FragmentC (&out)[1][Config
   Results& results = smem.results;
   const int key_warp = Config::key_warp();
   const auto row_of = [&](int half) { return Config::first_row() + row_of_value(2 * half); };
-  sync_block();  // nobody reads the last values, whose memory this is
+  // These lie where the keys were, which nobody has read since the last barrier.
+  static_assert(sizeof(results.reference) + sizeof(results.sum) <= sizeof(smem.k));
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(softmax.sum[0][half]);
@@ -42,7 +43,7 @@ DEVICE void join_key_warps(OnlineSoftmax<1>& softmax, FragmentC (&out)[1][Config
       results.sum.store(key_warp * Config::kRows + row_of(half), sum);
     }
   }
-  sync_block();
+  sync_block();  // and nobody reads the last values, where out will lie
   UNROLL
   for (int half = 0; half < 2; ++half) {
     const int row = row_of(half);
@@ -83,7 +84,7 @@ DEVICE float share_of(float lse, float total) { return lse == -INFINITY ? 0 : st
 DEVICE float admit_sink(const AttentionParams& p, int head, float& lse) {
   if (!p.sinks) return 1;
   const float sink = load_global(static_cast<const float*>(p.sinks) + head);
-  const float top = lse <= sink ? sink : lse;  // a NaN of lse stays
+  const float top = !(lse <= sink) && sink == sink ? lse : sink;  // a NaN of either stays
   const float total = std::isinf(top) ? top : top + std::log(share_of(lse, top) + share_of(sink, top));
   const float factor = share_of(lse, total);
   lse = total;
@@ -131,6 +132,7 @@ DEVICE void store_rows(const AttentionForwardParams& p, const ForwardTiling& til
       const float sum = quad_sum(softmax.sum[b][half]);
       // A NaN score has a weight, though it is no maximum.
       float lse = sum == 0 ? -INFINITY : (softmax.reference[b][half] + std::log2(sum)) * kLn2;
+      if (softmax.reference[b][half] == INFINITY) lse = INFINITY;  // whose weights are NaN
       float factor = sum == 0 ? 0 : 1 / sum;
       const bool stores_lse = first_column == 0 && lane_index() % 4 == 0;
       if (!wide) {

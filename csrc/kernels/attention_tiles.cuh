@@ -56,7 +56,7 @@ struct QueryPlaces {
   SharedArray<int, kWindow ? kRows : 1> depth;
 
   DEVICE void fill(const Rectangle& r, const QueryTile& queries) {
-    const int row = thread_index();
+    const int row = opaque(thread_index());
     if (row >= kRows) return;
     int64_t at = -1;
     if (queries.has(row)) {

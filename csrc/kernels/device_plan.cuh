@@ -18,6 +18,14 @@ class DevicePlan {
   DEVICE BackwardItem backward_item(int64_t i) const { return entry<BackwardItem>(&PlanHeader::backward_items, i); }
   DEVICE const TileRun* backward_runs() const { return section<TileRun>(&PlanHeader::backward_runs); }
 
+  // How many items of the same key tile come after this one.
+  DEVICE int later_items(int item) const {
+    const int num_items = field(&PlanHeader::num_backward_items), key_tile = backward_item(item).key_tile;
+    int next = item + 1;
+    while (next < num_items && backward_item(next).key_tile == key_tile) ++next;
+    return next - item - 1;
+  }
+
   // How many key tiles that meet this query tile come after this one, which does.
   DEVICE int later_key_tiles(int query_tile, int key_tile) const {
     const int32_t* start = words_ + field(&PlanHeader::forward_start) + query_tile;
@@ -41,9 +49,11 @@ class DevicePlan {
   // False for a plan of another rectangle or other tiles. Another tree of the same size is not noticed here.
   DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile, int items) const {
     const bool same_start = r.query_index || field(&PlanHeader::query_start) == r.query_start;
+    constexpr int64_t kLongest = 0x7fffffff;  // window of a plan
     return field(&PlanHeader::magic) == kPlanMagic && field(&PlanHeader::num_tokens) == r.num_tokens &&
            field(&PlanHeader::num_queries) == r.num_queries && field(&PlanHeader::num_keys) == r.num_keys &&
-           same_start && field(&PlanHeader::key_start) == r.key_start && field(&PlanHeader::window) == r.window &&
+           same_start && field(&PlanHeader::key_start) == r.key_start &&
+           field(&PlanHeader::window) == (r.window < kLongest ? r.window : kLongest) &&
            field(&PlanHeader::indexed) == (r.query_index != nullptr) &&
            field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile &&
            field(&PlanHeader::items) == items;

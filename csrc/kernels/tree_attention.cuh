@@ -6,7 +6,7 @@
 
 namespace regrow {
 
-// kGeneral: window, softcap, and scales that are not positive.
+// kGeneral: window, softcap, and scales that are not positive in fp32.
 template <class T_, int kHeadDim_, int kRows_, bool kGeneral_>
 struct TreeAttentionConfig {
   using T = T_;
@@ -179,7 +179,7 @@ void dispatch_tree_attention(const AttentionForwardParams& p, const ForwardTilin
            &tree_attention<Config>, p, tiling);
   };
   const auto with_type = [&]<class T, int kRows>() {
-    if (p.softcap != 0 || p.rectangle.window != 0 || !(p.scale > 0))
+    if (p.softcap != 0 || p.rectangle.window != 0 || !(tiling.scale.log2 > 0))
       run.template operator()<TreeAttentionConfig<T, kHeadDim, kRows, true>>();
     else
       run.template operator()<TreeAttentionConfig<T, kHeadDim, kRows, false>>();

@@ -12,6 +12,26 @@ struct alignas(8) SumPair {
   float first, second;
 };
 
+// The item of a block, in shared memory: what is asked for now and then takes no register.
+struct BlockItem {
+  enum Field { kIndex, kKeyTile, kKvHead, kRunBegin, kRunEnd, kRank, kNumFields };
+  SharedArray<int, kNumFields> fields;
+
+  // By one thread. kIndex is negative where the tickets exceed the items.
+  DEVICE void take(const DevicePlan& plan, int* tickets, int kv_heads) {
+    const int ticket = take_ticket(tickets);
+    const int index = plan.field(&PlanHeader::num_backward_items) - 1 - ticket / kv_heads;
+    fields.store(kIndex, index);
+    if (index < 0) return;
+    const BackwardItem item = plan.backward_item(index);
+    fields.store(kKeyTile, item.key_tile);
+    fields.store(kKvHead, ticket % kv_heads);
+    fields.store(kRunBegin, item.run_begin);
+    fields.store(kRunEnd, item.run_end);
+  }
+  DEVICE int operator[](Field field) const { return fields.load(field); }
+};
+
 template <int kRows, bool kGeneral>
 struct BackwardRows {
   SharedArray<float, kRows> lse_log2, delta;
@@ -29,7 +49,8 @@ struct TreeAttentionBackwardConfig {
   static constexpr int kColumnWarps = kTable.column_warps;
   // Blocks of 8 columns: of a warp's 16 keys against its rows; of its part of dk and dv; of its part of dq.
   static constexpr int kScoreBlocks = kRows / kColumnWarps / 8, kSumBlocks = kHeadDim / kColumnWarps / 8;
-  static constexpr int kQueryBlocks = kHeadDim / 2 / 8;
+  static constexpr int kQueryParts = kHeadDim > 128 ? 2 : 1;  // in turn, where all at once would not fit the registers
+  static constexpr int kQueryBlocks = kHeadDim / 2 / 8 / kQueryParts;
   static_assert(kTable.head_dim == kHeadDim && kKeys / 16 * kColumnWarps == kThreads / kWarpLanes);
 
   struct Smem {
@@ -39,7 +60,7 @@ struct TreeAttentionBackwardConfig {
     SharedTile<T, (kColumnWarps > 1 ? kKeys : 8), kRows> weights;  // [key, row], where warps exchange them
     BackwardRows<kRows, kGeneral> rows[kStages];
     KeyMask<kGeneral, kKeys> mask;
-    SharedArray<int, 1> ticket;
+    BlockItem item;
   };
 
   // Of the calling warp: its keys, the rows of its scores, and the columns of its sums.
@@ -48,50 +69,46 @@ struct TreeAttentionBackwardConfig {
   DEVICE static int first_column() { return kColumnWarps == 1 ? 0 : warp_index() % kColumnWarps * (8 * kSumBlocks); }
   // And of dq: four warps along the rows, two along the columns.
   DEVICE static int first_dq_row() { return warp_index() / 2 * 16; }
-  DEVICE static int first_dq_column() { return warp_index() % 2 * (8 * kQueryBlocks); }
+  DEVICE static int first_dq_column() { return warp_index() % 2 * (kHeadDim / 2); }
 };
 
-// The query tiles of an item, each for every unit of the group.
+// The query tiles of an item, each for every unit of the group. Little is kept in registers, and the rest asked again.
 class QueryTileWalk {
  public:
-  DEVICE QueryTileWalk(const DevicePlan& plan, const BackwardItem& item, int units)
-      : plan_(plan), run_(item.run_begin), run_end_(item.run_end), units_(units) {
-    if (!done()) enter_run();
+  DEVICE QueryTileWalk(const DevicePlan& plan, const BlockItem& item, int units)
+      : plan_(plan), item_(item), units_(units), run_(item[BlockItem::kRunBegin]) {
+    if (!done()) tile_ = run().begin;
   }
-  DEVICE bool done() const { return run_ >= run_end_; }
+  DEVICE bool done() const { return run_ >= item_[BlockItem::kRunEnd]; }
   DEVICE void advance() {
     if (++unit_ < units_) return;
     unit_ = 0;
-    if (++tile_ < tile_end_) return;
-    if (++run_ < run_end_) enter_run();
+    if (++tile_ < run().end) return;
+    ++run_;
+    if (!done()) tile_ = run().begin;
   }
   DEVICE int tile() const { return tile_; }
   DEVICE int unit() const { return unit_; }  // of the group
-  DEVICE bool partial() const { return partial_; }
+  DEVICE bool partial() const { return run().partial; }
 
  private:
-  DEVICE void enter_run() {
-    const TileRun run = load_global(plan_.backward_runs() + run_);
-    tile_ = run.begin;
-    tile_end_ = run.end;
-    partial_ = run.partial;
-  }
+  DEVICE TileRun run() const { return load_global(plan_.backward_runs() + run_); }
 
-  DevicePlan plan_;
-  int run_, run_end_, units_;
-  int tile_ = 0, tile_end_ = 0, unit_ = 0;
-  bool partial_ = false;
+  const DevicePlan& plan_;
+  const BlockItem& item_;
+  int units_, run_, tile_ = 0, unit_ = 0;
 };
 
 // sums += a b^T, 16 rows of `a` from `a_row` on against those of `b` from `b_row` on.
 template <int kHeadDim, int kBlocks, class A, class B>
 DEVICE void multiply_rows(FragmentC (&sums)[kBlocks], const A& a, int a_row, const B& b, int b_row) {
+  const int lane = opaque(lane_index());
   UNROLL
   for (int column = 0; column < kHeadDim; column += 16) {
-    const auto left = load_a(a, a_row, column);
+    const auto left = load_a(a, a_row, column, lane);
     UNROLL
     for (int n = 0; n < kBlocks; n += 2) {
-      const auto right = load_b_of_rows(b, b_row + 8 * n, column);
+      const auto right = load_b_of_rows(b, b_row + 8 * n, column, lane);
       mma(sums[n], left, right.first);
       mma(sums[n + 1], left, right.second);
     }
@@ -100,10 +117,11 @@ DEVICE void multiply_rows(FragmentC (&sums)[kBlocks], const A& a, int a_row, con
 
 // sums += a b for 16 columns of `a`, given as an operand, and rows [row, row + 16) of `b`.
 template <int kBlocks, class T, class B>
-DEVICE void multiply_step(FragmentC (&sums)[kBlocks], const FragmentA<T>& a, const B& b, int row, int first_column) {
+DEVICE void multiply_step(FragmentC (&sums)[kBlocks], const FragmentA<T>& a, const B& b, int row, int first_column,
+                          int lane) {
   UNROLL
   for (int n = 0; n < kBlocks; n += 2) {
-    const auto right = load_b(b, row, first_column + 8 * n);
+    const auto right = load_b(b, row, first_column + 8 * n, lane);
     mma(sums[n], a, right.first);
     mma(sums[n + 1], a, right.second);
   }
@@ -163,22 +181,30 @@ DEVICE void drop_unseen(FragmentC (&weights)[Config::kScoreBlocks], FragmentC (&
   }
 }
 
-// Adds a warp's 16 rows to fp32 sums in memory: to + row(half) * stride, where row(half) is the thread's.
+// Adds a warp's 16 rows to fp32 sums in memory, row_of(half) being the thread's rows there. Of 64 columns of a row all
+// loads come before all stores: one after the other they would each wait for the L2, and more have no registers.
 template <int kBlocks, class RowOf>
 DEVICE void add_rows(const FragmentC (&sums)[kBlocks], float factor, int first_column, int num_columns,
                      const RowOf& row_of) {
+  constexpr int kTogether = kBlocks < 8 ? kBlocks : 8;
   UNROLL
   for (int half = 0; half < 2; ++half) {
     float* row = row_of(half);
     if (!row) continue;
+    SumPair* pairs = reinterpret_cast<SumPair*>(row + first_column) + lane_index() % 4;
     UNROLL
-    for (int n = 0; n < kBlocks; ++n) {
-      const int column = first_column + 8 * n;
-      if (column >= num_columns) continue;
-      SumPair* at = reinterpret_cast<SumPair*>(row + column) + lane_index() % 4;
-      const SumPair before = load_global(at);
-      store_global(at, SumPair{before.first + sums[n].values[2 * half] * factor,
-                               before.second + sums[n].values[2 * half + 1] * factor});
+    for (int first = 0; first < kBlocks; first += kTogether) {
+      SumPair before[kTogether] = {};
+      UNROLL
+      for (int n = 0; n < kTogether; ++n)
+        if (first_column + 8 * (first + n) < num_columns) before[n] = load_global(pairs + 4 * (first + n));
+      UNROLL
+      for (int n = 0; n < kTogether; ++n) {
+        const float (&values)[4] = sums[first + n].values;
+        if (first_column + 8 * (first + n) < num_columns)
+          store_global(pairs + 4 * (first + n), SumPair{before[n].first + values[2 * half] * factor,
+                                                        before[n].second + values[2 * half + 1] * factor});
+      }
     }
   }
 }
@@ -195,27 +221,26 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   const DevicePlan plan = DevicePlan(tiling.plan).backward();
   require(plan.fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.share),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
-  if (thread_index() == 0) smem.ticket.store(0, take_ticket(tiling.ticket));
+  if (thread_index() == 0) smem.item.take(plan, tiling.ticket, p.kv_heads);
   sync_block();
-  const int ticket = smem.ticket.load(0), kv_head = ticket % p.kv_heads;
-  const int index = plan.field(&PlanHeader::num_backward_items) - 1 - ticket / p.kv_heads;
-  if (index < 0) return;
-  const BackwardItem item = plan.backward_item(index);
-  const int first_key = item.key_tile * Config::kKeys;
+  if (smem.item[BlockItem::kIndex] < 0) return;
+  const auto first_key = [&] { return smem.item[BlockItem::kKeyTile] * Config::kKeys; };
+  const auto unit_of = [&](int unit) { return smem.item[BlockItem::kKvHead] * tiling.units_of_group + unit; };
 
   const auto copy_keys = [&](SharedTile<T, Config::kKeys, Config::kHeadDim>& tile, const Rows& rows, int num_columns) {
-    const T* values = static_cast<const T*>(rows.data) + kv_head * rows.head_stride + first_key * rows.row_stride;
+    const T* values = static_cast<const T*>(rows.data) + smem.item[BlockItem::kKvHead] * rows.head_stride +
+                      first_key() * rows.row_stride;
     UNROLL
     for (int row = 0; row < Config::kKeys; row += kKeyTile)
       copy_key_rows<Config::kThreads>(tile, row, values + row * rows.row_stride, rows.row_stride,
-                                      plan.seen_keys((first_key + row) / kKeyTile), num_columns);
+                                      plan.seen_keys((first_key() + row) / kKeyTile), num_columns);
   };
   const auto copy_queries = [&](const QueryTileWalk& walk, int stage) {
-    const QueryTile queries(p, tiling, walk.tile(), kv_head * tiling.units_of_group + walk.unit());
+    const QueryTile queries(p, tiling, walk.tile(), unit_of(walk.unit()));
     copy_query_rows<Config::kThreads>(smem.q[stage], p.q, queries, p.head_dim);
     copy_query_rows<Config::kThreads>(smem.dout[stage], p.dout, queries, p.value_dim);
     smem.rows[stage].places.fill(p.rectangle, queries);
-    const int row = thread_index();
+    const int row = opaque(thread_index());
     if (row >= Config::kRows) return;
     const bool real = queries.has(row);
     const int64_t at = real ? queries.head(row) * p.rectangle.num_queries + queries.query(row) : 0;
@@ -224,19 +249,25 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   };
 
   FragmentC dk[Config::kSumBlocks], dv[Config::kSumBlocks];
-  QueryTileWalk walk(plan, item, tiling.units_of_group);
+  QueryTileWalk walk(plan, smem.item, tiling.units_of_group);
   copy_keys(smem.k, p.k, p.head_dim);
   copy_keys(smem.v, p.v, p.value_dim);
-  smem.mask.copy(p.rectangle, first_key);
+  smem.mask.copy(p.rectangle, first_key());
   copy_queries(walk, 0);
   commit_copies();
-  for (int stage = 0; !walk.done(); stage = (stage + 1) % Config::kStages) {
+  bool more = !walk.done();
+  for (int stage = 0; more; stage = (stage + 1) % Config::kStages) {
     wait_copies<0>();
     sync_block();  // this stage has landed, and nobody reads the other one
-    QueryTileWalk next = walk;
-    next.advance();
-    if (Config::kStages > 1 && !next.done()) {
-      copy_queries(next, (stage + 1) % Config::kStages);
+    const int tile = walk.tile(), unit = unit_of(walk.unit());
+    // Rows beyond the last are masked, as are keys.
+    const bool partial = walk.partial() || tiling.tokens * tiling.heads < Config::kRows ||
+                         (tile + 1) * tiling.tokens > p.rectangle.num_queries ||
+                         first_key() > p.rectangle.num_keys - Config::kKeys;
+    walk.advance();
+    more = !walk.done();
+    if (Config::kStages > 1 && more) {
+      copy_queries(walk, (stage + 1) % Config::kStages);
       commit_copies();
     }
     const auto& q = smem.q[stage];
@@ -244,10 +275,8 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     FragmentC scores[Config::kScoreBlocks], dweights[Config::kScoreBlocks];
     multiply_rows<Config::kHeadDim>(scores, smem.k, Config::first_key(), q, Config::first_row());
     multiply_rows<Config::kHeadDim>(dweights, smem.v, Config::first_key(), dout, Config::first_row());
-    const QueryTile queries(p, tiling, walk.tile(), kv_head * tiling.units_of_group + walk.unit());
     differentiate_scores<Config>(scores, dweights, smem.rows[stage], tiling.scale);
-    if (walk.partial() || queries.num_rows < Config::kRows || first_key > p.rectangle.num_keys - Config::kKeys)
-      drop_unseen<Config>(scores, dweights, p.rectangle, smem.rows[stage].places, smem.mask, first_key);
+    if (partial) drop_unseen<Config>(scores, dweights, p.rectangle, smem.rows[stage].places, smem.mask, first_key());
     FragmentA<T> weights[Config::kScoreBlocks / 2], dscores[Config::kScoreBlocks / 2];
     as_operands(weights, scores);
     as_operands(dscores, dweights);
@@ -256,55 +285,64 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
       store_operands(smem.weights, Config::first_key(), Config::first_row(), weights);
     sync_block();  // all dscores of the tile are there
 
+    const int lane = opaque(lane_index());
     UNROLL
     for (int row = 0; row < Config::kRows; row += 16) {
       if constexpr (Config::kColumnWarps > 1) {
-        multiply_step(dv, load_a(smem.weights, Config::first_key(), row), dout, row, Config::first_column());
-        multiply_step(dk, load_a(smem.dscores, Config::first_key(), row), q, row, Config::first_column());
+        const auto p_operand = load_a(smem.weights, Config::first_key(), row, lane);
+        const auto ds_operand = load_a(smem.dscores, Config::first_key(), row, lane);
+        multiply_step(dv, p_operand, dout, row, Config::first_column(), lane);
+        multiply_step(dk, ds_operand, q, row, Config::first_column(), lane);
       } else {
-        multiply_step(dv, weights[row / 16], dout, row, 0);
-        multiply_step(dk, dscores[row / 16], q, row, 0);
+        multiply_step(dv, weights[row / 16], dout, row, 0, lane);
+        multiply_step(dk, dscores[row / 16], q, row, 0, lane);
       }
     }
     if (p.dq) {
-      FragmentC dq[Config::kQueryBlocks];
+      const auto turn = [&] { return tiling.query_turns + int64_t(tile) * tiling.units + unit; };
+      const QueryTile queries(p, tiling, tile, unit);
       UNROLL
-      for (int key = 0; key < Config::kKeys; key += 16)
-        multiply_step(dq, load_a_of_columns(smem.dscores, key, Config::first_dq_row()), smem.k, key,
-                      Config::first_dq_column());
-      int* turn =
-          tiling.query_turns + int64_t(walk.tile()) * tiling.units + kv_head * tiling.units_of_group + walk.unit();
-      const int rank = plan.later_key_tiles(walk.tile(), item.key_tile);
-      if (thread_index() == 0) wait_for_turn(turn, rank);
-      sync_block();  // it is this block's turn
-      add_rows(dq, tiling.score_scale, Config::first_dq_column(), p.head_dim, [&](int half) -> float* {
-        const int row = Config::first_dq_row() + row_of_value(2 * half);
-        if (!queries.has(row)) return nullptr;
-        return static_cast<float*>(p.dq) + (queries.query(row) * p.query_heads + queries.head(row)) * p.head_dim;
-      });
+      for (int part = 0; part < Config::kQueryParts; ++part) {
+        const int column = Config::first_dq_column() + part * 8 * Config::kQueryBlocks;
+        FragmentC dq[Config::kQueryBlocks];
+        UNROLL
+        for (int key = 0; key < Config::kKeys; key += 16)
+          multiply_step(dq, load_a_of_columns(smem.dscores, key, Config::first_dq_row(), lane), smem.k, key, column,
+                        lane);
+        if (part == 0) {
+          if (thread_index() == 0) {
+            const int rank = plan.later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
+            smem.item.fields.store(BlockItem::kRank, rank);
+            wait_for_turn(turn(), rank);
+          }
+          sync_block();  // it is this block's turn
+        }
+        add_rows(dq, tiling.score_scale, column, p.head_dim, [&](int half) -> float* {
+          const int row = Config::first_dq_row() + row_of_value(2 * half);
+          if (!queries.has(row)) return nullptr;
+          return static_cast<float*>(p.dq) + (queries.query(row) * p.query_heads + queries.head(row)) * p.head_dim;
+        });
+      }
       sync_block();  // all of it is added
-      if (thread_index() == 0) pass_turn(turn, rank + 1);
+      if (thread_index() == 0) pass_turn(turn(), smem.item[BlockItem::kRank] + 1);
     }
-    if (Config::kStages == 1 && !next.done()) {
+    if (Config::kStages == 1 && more) {
       sync_block();  // nobody reads the stage
-      copy_queries(next, 0);
+      copy_queries(walk, 0);
       commit_copies();
     }
-    walk = next;
   }
 
   if (!p.dk) return;
   // The items of a key tile add in the order of their tickets, which is theirs reversed.
-  int later = 0;
-  while (index + later + 1 < plan.field(&PlanHeader::num_backward_items) &&
-         plan.backward_item(index + later + 1).key_tile == item.key_tile)
-    ++later;
-  int* turn = tiling.key_turns + int64_t(item.key_tile) * p.kv_heads + kv_head;
+  const int key_tile = smem.item[BlockItem::kKeyTile], kv_head = smem.item[BlockItem::kKvHead];
+  const int later = plan.later_items(smem.item[BlockItem::kIndex]);
+  int* turn = tiling.key_turns + int64_t(key_tile) * p.kv_heads + kv_head;
   if (thread_index() == 0) wait_for_turn(turn, later);
   sync_block();
   const auto key_row = [&](void* sums, int dim) {
     return [=, &p](int half) -> float* {
-      const int64_t key = first_key + Config::first_key() + row_of_value(2 * half);
+      const int64_t key = key_tile * Config::kKeys + Config::first_key() + row_of_value(2 * half);
       return key < p.rectangle.num_keys ? static_cast<float*>(sums) + (key * p.kv_heads + kv_head) * dim : nullptr;
     };
   };

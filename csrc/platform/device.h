@@ -53,6 +53,15 @@ DEVICE int64_t block_index() { return emulator::block_index(); }
 DEVICE int block_index_y() { return emulator::block_index_y(); }
 #endif
 
+// The same value, of which the compiler knows nothing: what is computed from it in a loop stays there. That costs an
+// instruction where carrying it out of the loop would cost a register.
+DEVICE int opaque(int x) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 DEVICE int lane_index() { return thread_index() % kWarpLanes; }
 DEVICE int warp_index() { return thread_index() / kWarpLanes; }
 

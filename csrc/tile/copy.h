@@ -60,16 +60,22 @@ DEVICE void store_values(T* to, const Values<T, kValues>& values AND_CALL_SITE) 
     store_global(to, values[0] AND_SITE);
 }
 
-// Two values of a row, `column` even; and the 16 bytes from a column that is a multiple of 8.
+// Two neighbouring values, the first at an even offset of the tile, or at a row and an even column.
 template <class T, int kRows, int kColumns>
-DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int row, int column, uint32_t pair AND_CALL_SITE) {
-  T* address = tile.chunk(row, column / 8 * 8) + column % 8;
+DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int offset, uint32_t pair AND_CALL_SITE) {
+  T* address = tile.data + offset;
 #if !defined(__CUDACC__)
   emulator::access_shared(address, 4, emulator::Access::kWrite, site);
 #endif
   *reinterpret_cast<uint32_t*>(address) = pair;
 }
 
+template <class T, int kRows, int kColumns>
+DEVICE void store_pair(SharedTile<T, kRows, kColumns>& tile, int row, int column, uint32_t pair AND_CALL_SITE) {
+  store_pair(tile, tile.offset(row, column / 8 * 8) + column % 8, pair AND_SITE);
+}
+
+// The 16 bytes from a column that is a multiple of 8.
 template <class T, int kRows, int kColumns>
 DEVICE Vector16 load_chunk(const SharedTile<T, kRows, kColumns>& tile, int row, int column AND_CALL_SITE) {
   const T* address = tile.chunk(row, column);
@@ -136,9 +142,10 @@ template <int kThreads, class T, int kRows, int kColumns, class Source>
 DEVICE void copy_rows_async(SharedTile<T, kRows, kColumns>& tile, int num_columns, const Source& source AND_CALL_SITE) {
   constexpr int kChunks = kColumns / 8;
   static_assert(kRows * kChunks % kThreads == 0);
+  const int thread = opaque(thread_index());
   NO_UNROLL  // unrolled, its addresses would cost more registers than the loop costs time
   for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
-    const int at = i * kThreads + thread_index();
+    const int at = i * kThreads + thread;
     const int row = at / kChunks, column = at % kChunks * 8;
     const RowSource<T> from = source(row);
     const bool real = from.real && column < num_columns;

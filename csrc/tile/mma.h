@@ -142,10 +142,12 @@ DEVICE void mma(FragmentC& c, const FragmentA<T>& a, const FragmentB<T>& b AND_C
 #endif
 }
 
+// Loads of operands. `lane` is lane_index(), perhaps opaque.
+//
 // A = tile[row .. row + 15, column .. column + 15].
 template <class T, int kRows, int kColumns>
-DEVICE FragmentA<T> load_a(const SharedTile<T, kRows, kColumns>& tile, int row, int column AND_CALL_SITE) {
-  const int lane = lane_index();
+DEVICE FragmentA<T> load_a(const SharedTile<T, kRows, kColumns>& tile, int row, int column,
+                           int lane = lane_index() AND_CALL_SITE) {
   FragmentA<T> a;
   load_matrix_x4<false>(tile.data, tile.offset_of_lane(row, lane % 16, column, lane / 16 * 8), a.pairs[0], a.pairs[1],
                         a.pairs[2], a.pairs[3] AND_SITE);
@@ -154,8 +156,8 @@ DEVICE FragmentA<T> load_a(const SharedTile<T, kRows, kColumns>& tile, int row, 
 
 // A[m, k] = tile[k, m], the tile's columns being A's rows: the first operand of A^T B.
 template <class T, int kRows, int kColumns>
-DEVICE FragmentA<T> load_a_of_columns(const SharedTile<T, kRows, kColumns>& tile, int k, int m AND_CALL_SITE) {
-  const int lane = lane_index();
+DEVICE FragmentA<T> load_a_of_columns(const SharedTile<T, kRows, kColumns>& tile, int k, int m,
+                                      int lane = lane_index() AND_CALL_SITE) {
   FragmentA<T> a;
   load_matrix_x4<true>(tile.data, tile.offset_of_lane(k, lane / 16 * 8 + lane % 8, m, lane / 8 % 2 * 8), a.pairs[0],
                        a.pairs[1], a.pairs[2], a.pairs[3] AND_SITE);
@@ -170,8 +172,8 @@ struct FragmentBPair {
 
 // B[k, n] = tile[n, k], the tile's rows being B's columns: the second operand of A B^T.
 template <class T, int kRows, int kColumns>
-DEVICE FragmentBPair<T> load_b_of_rows(const SharedTile<T, kRows, kColumns>& tile, int n, int k AND_CALL_SITE) {
-  const int lane = lane_index();
+DEVICE FragmentBPair<T> load_b_of_rows(const SharedTile<T, kRows, kColumns>& tile, int n, int k,
+                                       int lane = lane_index() AND_CALL_SITE) {
   FragmentBPair<T> b;
   load_matrix_x4<false>(tile.data, tile.offset_of_lane(n, lane / 16 * 8 + lane % 8, k, lane / 8 % 2 * 8),
                         b.first.pairs[0], b.first.pairs[1], b.second.pairs[0], b.second.pairs[1] AND_SITE);
@@ -180,8 +182,8 @@ DEVICE FragmentBPair<T> load_b_of_rows(const SharedTile<T, kRows, kColumns>& til
 
 // B[k, n] = tile[k, n]: the second operand of A B.
 template <class T, int kRows, int kColumns>
-DEVICE FragmentBPair<T> load_b(const SharedTile<T, kRows, kColumns>& tile, int k, int n AND_CALL_SITE) {
-  const int lane = lane_index();
+DEVICE FragmentBPair<T> load_b(const SharedTile<T, kRows, kColumns>& tile, int k, int n,
+                               int lane = lane_index() AND_CALL_SITE) {
   FragmentBPair<T> b;
   load_matrix_x4<true>(tile.data, tile.offset_of_lane(k, lane % 16, n, lane / 16 * 8), b.first.pairs[0],
                        b.first.pairs[1], b.second.pairs[0], b.second.pairs[1] AND_SITE);

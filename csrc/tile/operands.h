@@ -20,11 +20,12 @@ DEVICE void as_operands(FragmentA<T> (&operands)[kOperands], const FragmentC (&v
 template <class T, int kRows, int kColumns, int kOperands>
 DEVICE void store_operands(SharedTile<T, kRows, kColumns>& tile, int row, int column,
                            const FragmentA<T> (&operands)[kOperands] AND_CALL_SITE) {
+  const int lane = opaque(lane_index());
   UNROLL
   for (int n = 0; n < 2 * kOperands; ++n) {
     UNROLL
     for (int half = 0; half < 2; ++half)
-      store_pair(tile, row + row_of_value(2 * half), column + 8 * n + column_of_value(0),
+      store_pair(tile, tile.offset_of_lane(row + 8 * half, lane / 4, column + 8 * (n & ~1), 8 * (n & 1)) + lane % 4 * 2,
                  operands[n / 2].pairs[n % 2 * 2 + half] AND_SITE);
   }
 }

@@ -1,13 +1,8 @@
-"""The emulator's module, from the build folder, and the ways in which every kernel must give the same bits."""
-
-import importlib.util
-import sys
-import sysconfig
-from pathlib import Path
+"""The emulator, and the ways in which every kernel must give the same bits."""
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+import emulator_module
 
 # Forward and reverse, and one order that no loop would produce; copies land as early or as late as they may.
 WAYS = [
@@ -17,19 +12,9 @@ WAYS = [
 ]
 
 
-def _load():
-    path = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
-    path /= "regrow_emulator" + sysconfig.get_config_var("EXT_SUFFIX")
-    assert path.exists(), f"{path} is missing: build it with `make build`"
-    spec = importlib.util.spec_from_file_location("regrow_emulator", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def emulator():
-    return _load()
+    return emulator_module.load()
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: f"{way['order']}-{way['landing']}")
@@ -69,3 +54,11 @@ def assert_each_sync_point_matters(emulator):
         return points
 
     return check
+
+
+@pytest.fixture
+def attention(emulator, every_way):
+    """`attention(rows, multiprocessors)` runs tree attention: attention_runs.py."""
+    from attention_runs import Runner
+
+    return lambda rows=64, multiprocessors=1: Runner(emulator, every_way, WAYS, rows, multiprocessors)

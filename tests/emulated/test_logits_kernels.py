@@ -106,6 +106,18 @@ def test_gradient_of_large_logits(emulator, options, generator):
     assert_accurate(torch.from_numpy(ours), expected, oracle)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=NAMES.get)
+def test_the_label_is_subtracted_before_rounding(dtype, emulator, options):
+    """1 - p of a sure target, which 16 bits do not see in p."""
+    logits = torch.zeros((1, 8), dtype=dtype)
+    logits[0, 2] = 9
+    lse, entropy = torch.ops.regrow.logits_row_stats(logits, 1.0, None)
+    arrays = [t.numpy() for t in (lse, entropy, *numbered_targets([[2]]), torch.ones(1))]
+    ours, _ = emulator.logits_row_grad(to_numpy(logits), *arrays, None, 8, NAMES[dtype], 1.0, 0.0, options)
+    expected = torch.tensor([0.0, 0, 1, 0, 0, 0, 0, 0]) - logits.double().softmax(1)
+    assert_accurate(to_torch(ours, dtype), expected.to(dtype), expected, per_row=True)
+
+
 def test_logits_row_grad_keeps_infinities_and_nan(emulator, every_way, generator):
     logits = torch.randn((4, 40), generator=generator)
     logits[0, 7], logits[1, 33], logits[2] = torch.nan, torch.inf, -torch.inf

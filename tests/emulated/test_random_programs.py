@@ -6,7 +6,9 @@ import random
 import numpy as np
 import pytest
 
-THREADS, STEPS, ROWS = 96, 40, 2
+THREADS, STEPS = 96, 40
+ROWS, WORDS = 2, 4  # in shared and in global memory
+FIRST_GLOBAL = 4 * ROWS  # the model's words: those of the rows, then those in global memory
 EVERYBODY = range(THREADS)
 WARPS = [range(first, first + 32) for first in range(0, THREADS, 32)]
 
@@ -16,8 +18,13 @@ class Model:
 
     def __init__(self):
         self.num_events = 0
+        self.reads, self.writes = ([0] * (FIRST_GLOBAL + WORDS) for _ in range(2))  # of each word
+        self.passed = []  # of each turn: the events before it
+        self.start_block()
+
+    def start_block(self):
         self.known = [0] * THREADS  # the events before a thread's next one
-        self.reads, self.writes = [0] * (4 * ROWS), [0] * (4 * ROWS)  # of each word
+        self.reads[:FIRST_GLOBAL] = self.writes[:FIRST_GLOBAL] = [0] * FIRST_GLOBAL
         self.issued = [[] for _ in EVERYBODY]  # copies that are not committed
         self.groups = [[] for _ in EVERYBODY]
 
@@ -59,35 +66,41 @@ def accesses(operation, threads, places):
     rows = [range(4 * place, 4 * place + 4) for place in places]
     if operation == "load_matrices":  # lane i gives row i; four lanes receive of it
         return [(threads[j], rows[i], False) for i in range(32) for j in {i, *range(i % 8 * 4, i % 8 * 4 + 4)}]
-    words = [[place] for place in places] if "word" in operation else rows
+    words = rows if "row" in operation else [[place + ("global" in operation) * FIRST_GLOBAL] for place in places]
     return [(thread, taken, "load" not in operation) for thread, taken in zip(threads, words, strict=True)]
 
 
 class Program:
     """A random program: nearly always in order, and at most its last access races."""
 
-    def __init__(self, emulator, seed):
+    def __init__(self, emulator, seed, num_blocks):
         self.codes = {name: int(code) for name, code in emulator.Operation.__members__.items()}
         self.choose = random.Random(seed)
+        self.caution = 0.9 if num_blocks == 1 else 0.98  # how likely it is not to race where it could
         self.model = Model()
-        self.operations, self.places = np.zeros((2, THREADS, STEPS), np.int32)
-        self.active = self.choose.sample(self.choose.choice([EVERYBODY, *WARPS]), 3)  # who acts alone
-        self.num_named = 0
+        self.operations, self.places = np.zeros((2, num_blocks, THREADS, STEPS), np.int32)
         self.race = False
-        for step in range(STEPS):
-            act = self.choose.choice([self.touch, self.touch, self.copying, self.matrices, self.synchronise])
-            act(step)
-            if self.race:
-                break
+        acts = [self.touch, self.touch, self.copying, self.matrices, self.synchronise]
+        if num_blocks > 1:
+            acts += [self.touch_global, self.touch_global, self.turn, self.turn, self.synchronise]
+        for self.block in range(num_blocks):
+            self.active = self.choose.sample(self.choose.choice([EVERYBODY, *WARPS]), 3)  # who acts alone
+            self.num_named = 0
+            self.num_passed_before = len(self.model.passed)
+            self.model.start_block()
+            for step in range(STEPS):
+                self.choose.choice(acts)(step)
+                if self.race:
+                    return
 
     def put(self, step, operation, threads, places):
-        self.operations[threads, step] = self.codes[operation]
-        self.places[threads, step] = places
+        self.operations[self.block, threads, step] = self.codes[operation]
+        self.places[self.block, threads, step] = places
 
     def put_access(self, step, operation, threads, places):
         taken = accesses(operation, threads, places)
         race = any(self.model.races(*one) for one in taken)
-        if race and self.choose.random() < 0.9:
+        if race and self.choose.random() < self.caution:
             return
         self.race = race
         self.put(step, operation, threads, places)
@@ -98,6 +111,20 @@ class Program:
         operation = self.choose.choice(["load_word", "load_word", "load_row", "store_word", "store_row", "copy_row"])
         place = self.choose.randrange(4 * ROWS if "word" in operation else ROWS)
         self.put_access(step, operation, [self.choose.choice(self.active)], [place])
+
+    def touch_global(self, step):
+        operation = self.choose.choice(["load_global", "load_global", "store_global"])
+        self.put_access(step, operation, [self.choose.choice(self.active)], [self.choose.randrange(WORDS)])
+
+    def turn(self, step):  # each is passed once, and waited for by later blocks
+        thread, passed = self.choose.choice(self.active), self.model.passed
+        if self.num_passed_before and self.choose.random() < 0.7:
+            turn = self.choose.randrange(self.num_passed_before)
+            self.put(step, "wait_for_turn", [thread], turn)
+            self.model.known[thread] |= passed[turn]
+        else:
+            self.put(step, "pass_turn", [thread], len(passed))
+            passed.append(self.model.known[thread])
 
     def copying(self, step):
         thread = self.choose.choice([thread for thread in self.active if self.model.issued[thread]] or self.active)
@@ -132,11 +159,11 @@ class Program:
 program = functools.cache(Program)
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 250) for start in range(0, 1000, 250)], ids=str)
-def test_races_are_those_of_the_model(seeds, emulator, options):
-    races = 0
+@pytest.mark.parametrize("num_blocks, first_seed", [(1, 0), (1, 250), (1, 500), (1, 750), (4, 1000), (4, 1250)])
+def test_races_are_those_of_the_model(num_blocks, first_seed, emulator, options):
+    races, seeds = 0, range(first_seed, first_seed + 250)
     for seed in seeds:
-        one = program(emulator, seed)
+        one = program(emulator, seed, num_blocks)
         races += one.race
         try:
             emulator.program(one.operations, one.places, options)

@@ -97,6 +97,7 @@ void say(F f) {
 int main() {
   using namespace regrow;
   say([] { cuda::tree_attention({}, {}, nullptr); });
+  say([] { cuda::tree_attention_backward({}, {}, {}, nullptr); });
   say([] { cuda::lse_merge({}, nullptr); });
   say([] { cuda::replay_gather({}, nullptr); });
   say([] { cuda::replay_scatter({}, nullptr); });
