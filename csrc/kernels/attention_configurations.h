@@ -16,28 +16,36 @@ inline constexpr int kAttentionThreads = 128;
 // One way to run the forward. Of a block's four warps, row_warps lie along the rows of its query tile, the others along
 // the keys of a key tile, each with an online softmax of its own, merged at the end.
 struct ForwardConfiguration {
-  int head_dim;   // of q, k and v; zeros beyond the real one
-  int rows;       // of a query tile: tokens times heads of a KV group
-  int row_warps;  // rows / row_warps is a multiple of 16
-  int blocks;     // that share a multiprocessor, as far as registers go
+  int head_dim;        // of q, k and v; zeros beyond the real one
+  int rows;            // of a query tile: tokens times heads of a KV group
+  int row_warps;       // rows / row_warps is a multiple of 16
+  int blocks;          // that share a multiprocessor, as far as registers go
+  const char* reason;  // what it is for; shown by regrow.explain
 
   constexpr int key_warps() const { return kAttentionThreads / 32 / row_warps; }
   constexpr int max_registers() const { return std::min(255, 65'536 / (kAttentionThreads * blocks) / 8 * 8); }
+  // Of a block, at most: queries, then keys and values or the warps' results, then what the mask asks. Tiles start at
+  // multiples of 1,024.
+  constexpr int shared_bytes() const {
+    constexpr auto aligned = [](int bytes) { return (bytes + 1023) / 1024 * 1024; };
+    const int tiles = 2 * kKeyTile * head_dim * 2;
+    const int results = key_warps() == 1 ? 0 : key_warps() * rows * (8 + 8 * (head_dim / 2 + 4));
+    return aligned(rows * head_dim * 2 + aligned(std::max(tiles, results)) + 8 * rows + 12 * kKeyTile);
+  }
 };
 
+// Beside each: the registers of its fragments.
 inline constexpr ForwardConfiguration kForwardConfigurations[] = {
-    // Training and prefill: 32 rows a warp, so that each operand that ldmatrix loads serves two products; with 16 it
-    // would take as long as mma.
-    {64, 128, 4, 2},   // registers: out 64, scores 64; with three blocks it spills
-    {128, 128, 4, 2},  // out 128, scores 64
-    // Verification (16 draft tokens of a group of 4, say): no products with padding, more bytes under way.
-    {64, 64, 4, 4},   // out 32, scores 32
-    {128, 64, 4, 3},  // out 64, scores 32
-    {256, 64, 4, 2},  // out 128, scores 32; all uses, since 128 rows would need 256 for out alone
-    // Decoding: the tokens of a group fill one warp's 16 rows, so the warps share the keys.
-    {64, 16, 1, 4},   // out 32, scores 8
-    {128, 16, 1, 4},  // out 64, scores 8
-    {256, 16, 1, 2},  // out 128, scores 8; with three blocks it spills
+    // With 16 rows a warp ldmatrix would take as long as mma. With three blocks head dim 64 spills.
+    {64, 128, 4, 2, "many queries: 32 rows a warp, so that each operand serves two products"},     // out 64, scores 64
+    {128, 128, 4, 2, "many queries: 32 rows a warp, so that each operand serves two products"},    // out 128, scores 64
+    {64, 64, 4, 4, "tens of rows, verification: no products with padding, more bytes under way"},  // out 32, scores 32
+    {128, 64, 4, 3, "tens of rows, verification: no products with padding, more bytes under way"},  // out 64, scores 32
+    {256, 64, 4, 2, "head dim 256: out alone would need 256 registers with 128 rows"},  // out 128, scores 32
+    // The tokens of a group fill one warp's 16 rows.
+    {64, 16, 1, 4, "few rows, decoding: the warps share the keys of a tile"},   // out 32, scores 8
+    {128, 16, 1, 4, "few rows, decoding: the warps share the keys of a tile"},  // out 64, scores 8
+    {256, 16, 1, 2, "few rows, decoding: the warps share the keys of a tile"},  // out 128, scores 8; three blocks spill
 };
 
 // The backward: a block of eight warps owns a key tile, each warp 16 keys of it, and walks its query tiles of 64 rows.
@@ -84,18 +92,23 @@ struct DeviceClass {
   int compute_capability;   // ten times major plus minor: this and later ones
   int max_multiprocessors;  // 0: any
   int matmul_per_clock;     // multiply-adds of mma.sync, 16 bits in, fp32 sums
+  int floats_per_clock;     // fp32 operations
+  int l2_bytes_per_clock;   // a fair share of L2's 5,120 bytes a clock (A100), which we take of the later ones too
+  int memory_per_clock;     // bytes, a fair share of a copy
   int shared_bytes;         // of a multiprocessor
 };
 
-inline constexpr int kSharedBytesPerClock = 128, kL2BytesPerClock = 64, kExponentialsPerClock = 16;
+inline constexpr int kSharedBytesPerClock = 128, kExponentialsPerClock = 16;
 
 // The last that applies. Blocks leave 1 KiB each to the system.
 inline constexpr DeviceClass kDeviceClasses[] = {
-    {"sm_80", 80, 0, 1024, 164 << 10},              // A100: 312 TFLOP/s on 108 multiprocessors at 1.41 GHz
-    {"sm_86, sm_89", 86, 0, 512, 100 << 10},        // half the rate, and little shared memory
-    {"sm_90", 90, 0, 1330, 228 << 10},              // H100, H200: mma.sync reaches 0.62 of wgmma's 2,145
-    {"sm_90, H20", 90, 78, 475, 228 << 10},         // 148 TFLOP/s on 78 at 1.98 GHz: matmul is scarce, so padding costs
-    {"sm_100 and later", 100, 0, 1024, 228 << 10},  // through PTX
+    {"sm_80", 80, 0, 1024, 64, 47, 13, 164 << 10},        // A100: 312 TFLOP/s on 108 multiprocessors at 1.41 GHz
+    {"sm_86, sm_89", 86, 0, 512, 128, 32, 5, 100 << 10},  // half the rate, and little shared memory
+    {"sm_90", 90, 0, 1270, 128, 39, 18, 228 << 10},       // H100, H200: mma.sync reaches 0.62 of wgmma's 2,048
+    // 148 TFLOP/s on 78 at 1.98 GHz are 479. mma.sync is held to 0.62 here too: at the full rate nothing in the tile
+    // would keep the published kernel at 84 TFLOP/s (docs/performance.md).
+    {"sm_90, H20", 90, 78, 297, 128, 64, 24, 228 << 10},
+    {"sm_100 and later", 100, 0, 1024, 128, 39, 18, 228 << 10},  // through PTX
 };
 
 constexpr const DeviceClass& device_class(int compute_capability, int multiprocessors) {

@@ -22,12 +22,28 @@ struct CudaPlan {
   std::vector<int32_t> words;
 };
 
-// What one pair of tiles takes a multiprocessor: the slowest of products, operands from shared memory, exponentials and
-// keys and values from L2, which overlap.
-double tile_clocks(const ForwardConfiguration& configuration, const DeviceClass& device);
+// Clocks from asking for keys to having them under load, about twice DRAM's latency when idle.
+inline constexpr double kCopyLatency = 1000;
 
-// Plans the configuration whose tiles take the fewest clocks in all. Throws std::invalid_argument as build_plan, and
-// for heads and chips that have no kernel.
+// What one pair of tiles asks of a multiprocessor, in clocks of each of its parts.
+struct TileClocks {
+  double products, operands, keys;  // mma; ldmatrix; keys and values from L2: these overlap
+  double softmax;                   // exponentials and fp32 operations
+  int resident;                     // blocks that share a multiprocessor
+
+  // Of the multiprocessor, per tile, with `blocks` at work. A block takes its products and its softmax in turn, and
+  // waits where others are: a closed queue of two stations.
+  double queued(int blocks) const;
+  // One block by itself with the two waits for copies that a tile has.
+  double alone() const;
+  // The longer of both, with the copies of `blocks` under way at once.
+  double with_blocks(int blocks) const;
+};
+
+TileClocks tile_clocks(const ForwardConfiguration& configuration, const DeviceClass& device);
+
+// Plans the configuration and the number of items that take the fewest clocks. Throws std::invalid_argument as
+// build_plan, and for heads and chips that have no kernel.
 CudaPlan build_cuda_plan(const Rectangle& rectangle, const CudaPlanRequest& request);
 
 }  // namespace regrow

@@ -41,13 +41,17 @@ struct ForwardTiling : RowTiling {
   int64_t max_items, max_merges, max_slots;  // what every plan of this shape stays within
 };
 
-// A plan's tiles for a chip of `multiprocessors`. Twice as many items as blocks find room for at once: the longest come
-// first, and the last wave is then shorter than a third of the whole.
-inline TileShape cuda_tiles(int64_t query_heads, int64_t kv_heads, int rows, int multiprocessors) {
+// The planner cuts for one to this many waves of items, a wave being as many as blocks find room for. More waves end
+// more evenly, but more pieces have results that are written and read again: with 128 rows, as many bytes as their
+// keys.
+constexpr int most_waves(int rows) { return rows >= 128 ? 2 : 4; }
+
+// A plan's tiles for a chip of `multiprocessors`. A launch provides for the most waves, whichever the plan has.
+inline TileShape cuda_tiles(int64_t query_heads, int64_t kv_heads, int rows, int multiprocessors, int waves = 0) {
   const int heads = heads_of_tile(query_heads / kv_heads, rows);
   const int64_t units = query_heads / heads;
   const int blocks = rows >= 128 ? 2 : (rows >= 64 ? 3 : 4);
-  const int64_t items = (2 * int64_t(multiprocessors) * blocks + units - 1) / units;
+  const int64_t items = ((waves ? waves : most_waves(rows)) * int64_t(multiprocessors) * blocks + units - 1) / units;
   // Four tiles, 256 keys: with less, a piece's own result would be as many bytes as its keys.
   return {rows / heads, kKeyTile, int(items), 4};
 }

@@ -46,8 +46,9 @@ class DevicePlan {
   // Bit j: some query sees key j of the tile. Tiles of 64 keys.
   DEVICE uint64_t seen_keys(int64_t key_tile) const { return entry<uint64_t>(&PlanHeader::seen_keys, key_tile); }
 
-  // False for a plan of another rectangle or other tiles. Another tree of the same size is not noticed here.
-  DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile, int items) const {
+  // False for a plan of another rectangle, other tiles, or more items than the launch provides for. Another tree of the
+  // same size is not noticed here.
+  DEVICE bool fits(const Rectangle& r, int queries_of_tile, int keys_of_tile, int max_items) const {
     const bool same_start = r.query_index || field(&PlanHeader::query_start) == r.query_start;
     constexpr int64_t kLongest = 0x7fffffff;  // window of a plan
     return field(&PlanHeader::magic) == kPlanMagic && field(&PlanHeader::num_tokens) == r.num_tokens &&
@@ -56,7 +57,7 @@ class DevicePlan {
            field(&PlanHeader::window) == (r.window < kLongest ? r.window : kLongest) &&
            field(&PlanHeader::indexed) == (r.query_index != nullptr) &&
            field(&PlanHeader::query_tile) == queries_of_tile && field(&PlanHeader::key_tile) == keys_of_tile &&
-           field(&PlanHeader::items) == items;
+           field(&PlanHeader::items) <= max_items;
   }
 
  private:

@@ -37,6 +37,7 @@ struct TreeAttentionConfig {
     QueryPlaces<kRows, kGeneral> queries;
     KeyMask<kGeneral> mask;
   };
+  static_assert(sizeof(Smem) <= kTable.shared_bytes());
 };
 
 // scores = q k^T, of this warp's rows and keys.

@@ -68,20 +68,23 @@ struct TreeAttentionBackwardConfig {
   DEVICE static int first_row() { return kColumnWarps == 1 ? 0 : warp_index() % kColumnWarps * (8 * kScoreBlocks); }
   DEVICE static int first_column() { return kColumnWarps == 1 ? 0 : warp_index() % kColumnWarps * (8 * kSumBlocks); }
   // And of dq: four warps along the rows, two along the columns.
-  DEVICE static int first_dq_row() { return warp_index() / 2 * 16; }
-  DEVICE static int first_dq_column() { return warp_index() % 2 * (kHeadDim / 2); }
+  DEVICE static int first_dq_row() { return opaque(warp_index()) / 2 * 16; }
+  DEVICE static int first_dq_column() { return opaque(warp_index()) % 2 * (kHeadDim / 2); }
 };
+
+// Found anew where it is asked: kept, its address would take registers.
+DEVICE DevicePlan backward_plan(const BackwardTiling& tiling) { return DevicePlan(tiling.plan).backward(); }
 
 // The query tiles of an item, each for every unit of the group. Little is kept in registers, and the rest asked again.
 class QueryTileWalk {
  public:
-  DEVICE QueryTileWalk(const DevicePlan& plan, const BlockItem& item, int units)
-      : plan_(plan), item_(item), units_(units), run_(item[BlockItem::kRunBegin]) {
+  DEVICE QueryTileWalk(const BackwardTiling& tiling, const BlockItem& item)
+      : tiling_(tiling), item_(item), run_(item[BlockItem::kRunBegin]) {
     if (!done()) tile_ = run().begin;
   }
   DEVICE bool done() const { return run_ >= item_[BlockItem::kRunEnd]; }
   DEVICE void advance() {
-    if (++unit_ < units_) return;
+    if (++unit_ < tiling_.units_of_group) return;
     unit_ = 0;
     if (++tile_ < run().end) return;
     ++run_;
@@ -92,11 +95,11 @@ class QueryTileWalk {
   DEVICE bool partial() const { return run().partial; }
 
  private:
-  DEVICE TileRun run() const { return load_global(plan_.backward_runs() + run_); }
+  DEVICE TileRun run() const { return load_global(backward_plan(tiling_).backward_runs() + run_); }
 
-  const DevicePlan& plan_;
+  const BackwardTiling& tiling_;
   const BlockItem& item_;
-  int units_, run_, tile_ = 0, unit_ = 0;
+  int run_, tile_ = 0, unit_ = 0;
 };
 
 // sums += a b^T, 16 rows of `a` from `a_row` on against those of `b` from `b_row` on.
@@ -164,7 +167,7 @@ DEVICE void drop_unseen(FragmentC (&weights)[Config::kScoreBlocks], FragmentC (&
                         const KeyMask<Config::kGeneral, Config::kKeys>& keys, int first_key) {
   UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int j = Config::first_key() + row_of_value(2 * half), key = int(r.key_start) + first_key + j;
+    const int j = Config::first_key() + opaque(lane_index()) / 4 + 8 * half, key = int(r.key_start) + first_key + j;
     const int end = keys.end.load(j);
     int oldest = 0;
     if constexpr (Config::kGeneral) oldest = int(keys.depth.load(j));
@@ -218,10 +221,9 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     tree_attention_backward(const AttentionBackwardParams p, const BackwardTiling tiling) {
   using T = typename Config::T;
   SHARED(typename Config::Smem, smem);
-  const DevicePlan plan = DevicePlan(tiling.plan).backward();
-  require(plan.fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.share),
+  require(backward_plan(tiling).fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.share),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
-  if (thread_index() == 0) smem.item.take(plan, tiling.ticket, p.kv_heads);
+  if (thread_index() == 0) smem.item.take(backward_plan(tiling), tiling.ticket, p.kv_heads);
   sync_block();
   if (smem.item[BlockItem::kIndex] < 0) return;
   const auto first_key = [&] { return smem.item[BlockItem::kKeyTile] * Config::kKeys; };
@@ -233,7 +235,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     UNROLL
     for (int row = 0; row < Config::kKeys; row += kKeyTile)
       copy_key_rows<Config::kThreads>(tile, row, values + row * rows.row_stride, rows.row_stride,
-                                      plan.seen_keys((first_key() + row) / kKeyTile), num_columns);
+                                      backward_plan(tiling).seen_keys((first_key() + row) / kKeyTile), num_columns);
   };
   const auto copy_queries = [&](const QueryTileWalk& walk, int stage) {
     const QueryTile queries(p, tiling, walk.tile(), unit_of(walk.unit()));
@@ -249,7 +251,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   };
 
   FragmentC dk[Config::kSumBlocks], dv[Config::kSumBlocks];
-  QueryTileWalk walk(plan, smem.item, tiling.units_of_group);
+  QueryTileWalk walk(tiling, smem.item);
   copy_keys(smem.k, p.k, p.head_dim);
   copy_keys(smem.v, p.v, p.value_dim);
   smem.mask.copy(p.rectangle, first_key());
@@ -311,7 +313,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
                         lane);
         if (part == 0) {
           if (thread_index() == 0) {
-            const int rank = plan.later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
+            const int rank = backward_plan(tiling).later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
             smem.item.fields.store(BlockItem::kRank, rank);
             wait_for_turn(turn(), rank);
           }
@@ -336,7 +338,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   if (!p.dk) return;
   // The items of a key tile add in the order of their tickets, which is theirs reversed.
   const int key_tile = smem.item[BlockItem::kKeyTile], kv_head = smem.item[BlockItem::kKvHead];
-  const int later = plan.later_items(smem.item[BlockItem::kIndex]);
+  const int later = backward_plan(tiling).later_items(smem.item[BlockItem::kIndex]);
   int* turn = tiling.key_turns + int64_t(key_tile) * p.kv_heads + kv_head;
   if (thread_index() == 0) wait_for_turn(turn, later);
   sync_block();

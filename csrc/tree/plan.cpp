@@ -178,12 +178,13 @@ void append_backward_plan(std::vector<int32_t>& words, const std::vector<int32_t
   std::memcpy(words.data(), &h, sizeof h);
 }
 
-int64_t count_forward_tiles(const Rectangle& r, TileShape tiles) {
+std::vector<int64_t> forward_tiles(const Rectangle& r, TileShape tiles) {
   check_rectangle(r);
   const RunLists lists = Summaries(r, tiles).forward_lists(r.window);
-  int64_t total = 0;
-  for (const TileRun& run : lists.runs()) total += run.end - run.begin;
-  return total;
+  std::vector<int64_t> counts;
+  for (int64_t list = 0; list < lists.num_lists(); ++list)
+    counts.push_back(tiles_in(lists.runs(), lists.begin(list), lists.end(list)));
+  return counts;
 }
 
 std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {

@@ -114,7 +114,7 @@ std::vector<int32_t> build_plan(const Rectangle& rectangle, TileShape tiles);
 // Puts the plan of the backward behind that of the forward, whose header says where.
 void append_backward_plan(std::vector<int32_t>& words, const std::vector<int32_t>& backward);
 
-// The pairs of tiles that the forward of that plan computes.
-int64_t count_forward_tiles(const Rectangle& rectangle, TileShape tiles);
+// How many key tiles each query tile of that plan meets.
+std::vector<int64_t> forward_tiles(const Rectangle& rectangle, TileShape tiles);
 
 }  // namespace regrow

@@ -20,6 +20,7 @@ __all__ = [
     "RowLogprobs",
     "TreeAttention",
     "TreeLogprobs",
+    "explain",
     "lse_merge",
     "plan",
     "reference",
@@ -29,3 +30,16 @@ __all__ = [
     "tree_attention",
     "tree_logprobs",
 ]
+
+
+def __getattr__(name):
+    # What a call costs is asked for seldom: its modules load when it is.
+    if name == "explain":
+        from regrow.performance import explain
+
+        return explain
+    raise AttributeError(f"module 'regrow' has no attribute {name!r}")
+
+
+def __dir__():
+    return [*globals(), "explain"]

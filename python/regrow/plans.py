@@ -34,10 +34,7 @@ def plan(
     """
     check_places(query_index, query_start, num_queries)
     check_window(window)
-    if query_index is not None and not (
-        isinstance(query_index, torch.Tensor) and query_index.dtype == torch.int64 and query_index.dim() == 1
-    ):
-        raise ValueError(f"query_index must be a 1-D int64 tensor, got {_describe(query_index)}")
+    check_query_index(query_index)
     if query_index is None and num_queries is None:
         num_queries = tree.num_tokens - query_start
     if num_keys is None:
@@ -95,6 +92,14 @@ def check_places(query_index, query_start, num_queries=None):
             f"query_index already says where the queries stand: leave out query_start and num_queries, "
             f"got {query_start} and {num_queries}"
         )
+
+
+def check_query_index(query_index):
+    """Raises ValueError for a `query_index` that is no 1-D int64 tensor."""
+    if query_index is not None and not (
+        isinstance(query_index, torch.Tensor) and query_index.dtype == torch.int64 and query_index.dim() == 1
+    ):
+        raise ValueError(f"query_index must be a 1-D int64 tensor, got {_describe(query_index)}")
 
 
 def check_window(window):

@@ -1,6 +1,7 @@
 """The emulator, and the ways in which every kernel must give the same bits."""
 
 import pytest
+import torch
 
 import emulator_module
 
@@ -10,6 +11,15 @@ WAYS = [
     for order in ("forward", "reverse", "shuffled")
     for landing in ("issue", "wait")
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_of_torch():
+    """The oracles' tensors are small: more threads would spin more than they work, on cores that others could use."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

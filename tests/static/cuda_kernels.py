@@ -6,6 +6,7 @@ Patterns are matched with whole opcodes as the disassembler spells them, such as
 from dataclasses import dataclass
 
 COPY_ASYNC_16 = r"LDGSTS\.E\.BYPASS(\.LTC\w+)?\.128"  # past L1, 16 bytes straight into shared memory
+COPY_ASYNC_4 = r"LDGSTS\.E(\.LTC\w+)?"
 WAIT_FOR_COPIES = r"LDGDEPBAR"
 LOAD_MATRIX = r"LDSM\.16\.M88\.4"
 LOAD_MATRIX_TRANSPOSED = r"LDSM\.16\.MT88\.4"
@@ -70,6 +71,14 @@ KERNELS = (
         holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"])),
         shared_bound=(("80", "256, 64"),),  # 98 KiB of 164
     ),
+    Kernel(
+        "tree_attention_backward", 12, "{0}", shared="typename {0}::Smem",
+        holds=(COPY_ASYNC_16, COPY_ASYNC_4, WAIT_FOR_COPIES, LOAD_MATRIX, LOAD_MATRIX_TRANSPOSED, BARRIER, ASSERT),
+        holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"])),
+        integer_atomics="a block's ticket",
+    ),
+    Kernel("attention_delta", 3, "BackwardRowsConfig", holds=(LOAD_16,)),
+    Kernel("attention_dsinks", 1, "{0}", shared="typename {0}::Smem", holds=(BARRIER,)),
     Kernel("tree_attention_merge", 3, "TreeAttentionMergeConfig", holds=(LOAD_16,)),
     Kernel(
         "tile_matmul", 4, "{0}", shared="typename {0}::Smem",

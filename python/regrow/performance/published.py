@@ -1,0 +1,65 @@
+"""Published rates of forward kernels that use mma.sync as ours do, and what the model says of them.
+
+They were measured with 16,384 tokens in all and 2,048 / head_dim heads, and are of FlashAttention-2's form: tiles of
+128 queries and 64 keys, two blocks a multiprocessor, query tiles handed out head by head with the longest last.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from regrow._load import _C
+from regrow.performance.chips import CHIPS
+from regrow.performance.forward import ITEM_WAITS
+from regrow.performance.waves import run_waves
+
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True)
+class Point:
+    source: str
+    chip: str
+    head_dim: int
+    causal: bool
+    length: int
+    tflops: float
+
+
+# (head dim, causal) -> one rate for each of _LENGTHS: FlashAttention-2 on H100 in the charts of FlashAttention-3
+# (arXiv 2407.08608, figure 5), as others have read them.
+_H100 = {
+    (64, False): (282, 306, 318, 321, 322, 324),
+    (64, True): (180, 229, 262, 284, 295, 299),
+    (128, False): (309, 350, 362, 368, 370, 370),
+    (128, True): (191, 260, 298, 319, 333, 335),
+    (256, False): (275, 313, 321, 323, 324, 326),
+    (256, True): (208, 251, 278, 293, 297, 298),
+}
+
+POINTS = [
+    # Abstract of FlashAttention-2 (arXiv 2307.08691): up to 73 % of the theoretical maximum. What `sustained` fits.
+    Point("FlashAttention-2", "A100", 128, False, 16384, 0.73 * 312),
+    # Lengths are not said; the rates of a wgmma kernel there are 126 and 108, of cuBLAS 142.
+    Point("an mma.sync kernel", "H20", 128, False, 4096, 84),
+    Point("an mma.sync kernel", "H20", 128, True, 4096, 66),
+    *(
+        Point("FlashAttention-2", "H100", head_dim, causal, length, tflops)
+        for (head_dim, causal), rates in _H100.items()
+        for length, tflops in zip(_LENGTHS, rates, strict=True)
+    ),
+]
+
+
+def modelled_tflops(point):
+    """Of the same tiles in the same order; head dim 256 with our 64 rows for its 128."""
+    chip, rows = CHIPS[point.chip], 64 if point.head_dim == 256 else 128
+    tile = _C.tile_clocks(point.head_dim, rows, chip.compute_capability, chip.multiprocessors)
+    query_tiles, heads = point.length // rows, 2048 // point.head_dim * (16384 // point.length)
+    lengths = np.full(query_tiles, point.length / 64)
+    if point.causal:
+        lengths = np.ceil((np.arange(query_tiles) + 1) * rows / 64)
+    waits = ITEM_WAITS * tile["copy_latency"] / tile["alone"]
+    run = run_waves(np.tile(lengths + waits, heads), chip.multiprocessors, tile["resident"], tile["with_blocks"])
+    operations = 4 * point.length**2 * point.head_dim * heads / (2 if point.causal else 1)
+    return operations / chip.seconds(run.clocks) / 1e12
