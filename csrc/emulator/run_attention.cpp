@@ -148,8 +148,8 @@ py::tuple run_tree_attention_backward(const py::array& q, const py::array& k, co
 
   GlobalMemory delta_memory, sink_memory, memory;
   for (GlobalMemory* m : {&delta_memory, &sink_memory}) {
-    add_input(*m, "out", out);
-    add_input(*m, "dout", dout);
+    add_rows(*m, "out", out);
+    add_rows(*m, "dout", dout);
     add_input(*m, "lse", lse);
     if (dlse) add_input(*m, "dlse", *dlse);
     if (sinks) add_input(*m, "sinks", *sinks);
@@ -168,7 +168,7 @@ py::tuple run_tree_attention_backward(const py::array& q, const py::array& k, co
 
   p.dout = rows_of(dout_operand, p.q.dtype);
   call.add_to(memory);
-  add_input(memory, "dout", dout_operand);
+  add_rows(memory, "dout", dout_operand);
   add_input(memory, "rows", floats);
   add_input(memory, "plan", plan);
   add_output(memory, "counters", counters);
