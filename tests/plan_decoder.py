@@ -19,11 +19,12 @@ BackwardItem = namedtuple("BackwardItem", "key_tile runs turn")
 class Plan:
     """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key.
 
-    An item's runs are those of key or of query tiles.
+    An item's runs are those of key or of query tiles. `of_backward` is the plan with the tiles of the backward, where that
+    is another.
     """
 
     def __init__(self, words):
-        words = words.tolist()
+        whole, words = words, words.tolist()
         self.header = h = HEADER(*words[: len(HEADER._fields)])
 
         def rows(offset, count, width):
@@ -41,6 +42,7 @@ class Plan:
             BackwardItem(tile, runs(h.backward_runs, begin, end), turn)
             for tile, begin, end, turn in rows(h.backward_items, h.num_backward_items, 4)
         ]
+        self.of_backward = Plan(whole[h.backward_plan :]) if h.backward_plan else self
         self.seen = [
             bool(words[h.seen_keys + key // 32] >> key % 32 & 1) for key in range(h.num_key_tiles * h.key_tile)
         ]
