@@ -171,11 +171,15 @@ std::string Block::describe(const Conflict& conflict, const char* where, int64_t
     if (other.use == Use::kTurn) return conflict.wrote ? "passed the turn at it" : "waited for its turn at it";
     return conflict.wrote ? "wrote it" : "read it";
   };
+  const auto orders = [&] {
+    if (other.use == self.use) return "and nothing orders the two";
+    if (other.use == Use::kMBarrier || self.use == Use::kMBarrier)
+      return "and the bytes of an mbarrier are for nothing else";
+    return "and a place is for tickets, for turns or for ordinary accesses";
+  };
   return "race: " + name_of(access == Access::kRead ? "reads " : "writes ", self.site) + std::to_string(bytes) +
          " bytes at byte " + std::to_string(byte) + " of " + where + "; " + who + " " + deed() + " at " +
-         name_of("", other.site) +
-         (other.use == self.use ? "and nothing orders the two"
-                                : "and a place is for tickets, for turns, for an mbarrier or for ordinary accesses");
+         name_of("", other.site) + orders();
 }
 
 int64_t Block::byte_of_shared(const void* address) const {

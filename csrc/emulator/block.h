@@ -118,11 +118,11 @@ class Block {
   Collective& join_collective(const char* name, uint32_t lanes, Site site);  // the one that the lane has come to
   std::string describe_waiting() const;
   int64_t touch_mbarrier(const void* address, Access access, Site site);  // -> its byte
-  MBarrier& find_mbarrier(const char* what, const void* address, Site site);
+  MBarrierState& find_mbarrier(const char* what, const void* address, Site site);
   // Does the running thread know that all arrived in this phase? Else one of them that it does not know of.
-  bool knows_complete(MBarrier& b, const MBarrierPhase& phase, int64_t number, const MBarrierEvent** unknown);
-  void complete_phase(MBarrier& b);  // which is full
-  void pass_mbarrier(MBarrier& b, int thread, Site site);
+  bool knows_complete(MBarrierState& b, const MBarrierPhase& phase, int64_t number, const MBarrierEvent** unknown);
+  void complete_phase(MBarrierState& b);  // which is full
+  void pass_mbarrier(MBarrierState& b, int thread, Site site);
   std::string describe_mbarrier(int64_t byte) const;
   void finish_mbarriers();                       // when all threads have returned
   void land_copies(int thread, uint32_t up_to);  // those of the thread's copies with numbers up to this one
@@ -153,7 +153,7 @@ class Block {
   std::optional<std::string> failure_;
 
   std::vector<Barrier> barriers_;
-  std::map<int64_t, MBarrier> mbarriers_;             // by byte of shared memory
+  std::map<int64_t, MBarrierState> mbarriers_;        // by byte of shared memory
   std::vector<std::vector<Collective>> collectives_;  // of each warp
   Clocks clocks_;
   BankTally banks_;

@@ -24,7 +24,7 @@ int64_t Block::touch_mbarrier(const void* address, Access access, Site site) {
   return byte_of_shared(address);
 }
 
-MBarrier& Block::find_mbarrier(const char* what, const void* address, Site site) {
+MBarrierState& Block::find_mbarrier(const char* what, const void* address, Site site) {
   const int64_t byte = touch_mbarrier(address, Access::kRead, site);
   const auto found = mbarriers_.find(byte);
   if (found == mbarriers_.end()) throw Failure(name_of(what, site) + ":" + at_byte(byte) + " was not initialised");
@@ -34,7 +34,8 @@ MBarrier& Block::find_mbarrier(const char* what, const void* address, Site site)
 void Block::init_mbarrier(const void* address, int count, Site site) {
   if (count < 1 || count > kMaxCount)
     throw Failure(name_of("mbarrier_init", site) + ": " + std::to_string(count) + " arrivals, must be 1 to 1048575");
-  const auto [place, is_new] = mbarriers_.try_emplace(byte_of_shared(address), MBarrier{.count = count, .init = site});
+  const auto [place, is_new] =
+      mbarriers_.try_emplace(byte_of_shared(address), MBarrierState{.count = count, .init = site});
   if (!is_new)
     throw Failure(name_of("mbarrier_init", site) + ":" + at_byte(place->first) + " was initialised at " +
                   name_of("", place->second.init));
@@ -42,7 +43,8 @@ void Block::init_mbarrier(const void* address, int count, Site site) {
   place->second.known_phases.assign(shape_.threads, -1);
 }
 
-bool Block::knows_complete(MBarrier& b, const MBarrierPhase& phase, int64_t number, const MBarrierEvent** unknown) {
+bool Block::knows_complete(MBarrierState& b, const MBarrierPhase& phase, int64_t number,
+                           const MBarrierEvent** unknown) {
   int64_t& known = b.known_phases[thread_];
   for (const MBarrierEvent& arrival : phase.arrivals) {
     if (known >= number) break;
@@ -53,7 +55,7 @@ bool Block::knows_complete(MBarrier& b, const MBarrierPhase& phase, int64_t numb
 }
 
 void Block::arrive_at_mbarrier(const char* what, const void* address, bool by_copies, Site site) {
-  MBarrier& b = find_mbarrier(what, address, site);
+  MBarrierState& b = find_mbarrier(what, address, site);
   if (b.full()) complete_phase(b);  // its last arrivals are by copies: they land before the next phase begins
   const MBarrierEvent* earlier = nullptr;
   if (!knows_complete(b, b.last, b.phase - 1, &earlier))
@@ -70,7 +72,7 @@ void Block::arrive_at_mbarrier(const char* what, const void* address, bool by_co
   if (b.full() && (!b.now.num_under_way || !b.waiting.empty())) complete_phase(b);
 }
 
-void Block::complete_phase(MBarrier& b) {
+void Block::complete_phase(MBarrierState& b) {
   for (const auto& [thread, wait] : b.last.waits)
     if (!b.now.meeting.knows(clocks_, thread, wait.moment)) {
       const MBarrierEvent& arrival = b.now.arrivals.back();
@@ -91,7 +93,7 @@ void Block::complete_phase(MBarrier& b) {
   b.waiting.clear();
 }
 
-void Block::pass_mbarrier(MBarrier& b, int thread, Site site) {
+void Block::pass_mbarrier(MBarrierState& b, int thread, Site site) {
   clocks_.learn(thread, b.last.meeting);
   b.known_phases[thread] = b.phase - 1;
   b.last.waits[thread] = {thread, false, clocks_.moment(thread), site};
@@ -101,7 +103,7 @@ void Block::wait_at_mbarrier(const void* address, int parity, Site site) {
   constexpr const char* kWhat = "mbarrier_wait";
   if (parity != 0 && parity != 1)
     throw Failure(name_of(kWhat, site) + ": parity " + std::to_string(parity) + ", must be 0 or 1");
-  MBarrier& b = find_mbarrier(kWhat, address, site);
+  MBarrierState& b = find_mbarrier(kWhat, address, site);
   const bool waits = (b.phase & 1) == parity;
   const int64_t wanted = waits ? b.phase : b.phase - 1;
   const MBarrierEvent* earlier = nullptr;
@@ -119,7 +121,7 @@ void Block::wait_at_mbarrier(const void* address, int parity, Site site) {
 }
 
 std::string Block::describe_mbarrier(int64_t byte) const {
-  const MBarrier& b = mbarriers_.at(byte);
+  const MBarrierState& b = mbarriers_.at(byte);
   return "for phase " + std::to_string(b.phase) + " of" + at_byte(byte) + ", which has " +
          std::to_string(b.now.arrivals.size()) + " of " + std::to_string(b.count) + " arrivals";
 }

@@ -29,7 +29,7 @@ struct MBarrierPhase {
 // - whoever arrives in or waits for a phase knows that the one before is complete, or it might meet that one instead;
 // - a phase completes after all waits for the one before, or a wait might find itself two phases behind.
 // Both are asked of happens-before, not of the order in which this launch ran.
-struct MBarrier {
+struct MBarrierState {
   int count;
   Site init;
   int64_t phase = 0;  // the one that takes arrivals

@@ -44,7 +44,7 @@ GLOBAL void reverse_by_mbarrier(const ProbeParams p) {
   store_global(p.out + 63 - thread, smem.values.load(63 - thread));
 }
 
-// Each thread of warp 0 copies and waits for all copies; a barrier tells warp 1 of them, and the issuers of their own.
+// One thread waits for the copies of others; a barrier tells the rest, and the issuers of their own.
 GLOBAL void copies_told_by_others(const ProbeParams p) {
   MBarrierSmem& smem = smem_with_mbarriers(16, 0);
   const int thread = thread_index();
@@ -59,19 +59,24 @@ GLOBAL void copies_told_by_others(const ProbeParams p) {
   if (thread < 16) copy_async16(smem.values.address(4 * thread), p.in, true);
 }
 
-// Warp 0 waits for the even phases and warp 1 for the odd ones; `other` says that the even one is over.
+// Warp 0 waits for phase 0 and warp 1 for phase 1, which `other` tells from the phase before 0.
 GLOBAL void waits_for_alternate_phases(const ProbeParams p) {
   MBarrierSmem& smem = smem_with_mbarriers(1, 32);
-  if (thread_index() == 5) smem.barrier.arrive();
+  if (thread_index() == 40) {
+    smem.values.store(0, load_global(p.in));
+    smem.barrier.arrive();
+  }
   if (warp_index() == 0) {
     smem.barrier.wait(0);
+    store_global(p.out + thread_index(), smem.values.load(0));
     smem.other.arrive();
-    if (thread_index() == 5) {
-      smem.other.wait(0);
-      smem.values.store(0, load_global(p.in));
-      smem.barrier.arrive();
-    }
-  } else {
+  }
+  if (thread_index() == 5) {
+    smem.other.wait(0);
+    smem.values.store(0, load_global(p.in + 1));
+    smem.barrier.arrive();
+  }
+  if (warp_index() == 1) {
     smem.other.wait(0);
     smem.barrier.wait(1);
     store_global(p.out + thread_index(), smem.values.load(0));

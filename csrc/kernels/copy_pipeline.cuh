@@ -19,7 +19,7 @@ struct CopyPipelineConfig {
   static constexpr int kStep = 8;             // values
   static constexpr int kCopiers = kStep / 4;  // lanes that copy 16 bytes each
   static constexpr int kStages = 2;
-  static constexpr int kMaxRegisters = 64;  // 16 blocks per SM
+  static constexpr int kMaxRegisters = 32;  // 32 blocks per SM
   struct Smem {
     alignas(16) SharedArray<float, kStep> stages[kStages];
     MBarrier full[kStages], empty[kStages];
