@@ -5,8 +5,7 @@ import torch
 
 import regrow
 from accuracy import assert_accurate
-from attention_cases import Case
-from device_cases import assert_forward, attend
+from device_cases import assert_forward, attend, forward_case
 from regrow import reference
 
 pytestmark = pytest.mark.gpu
@@ -24,11 +23,6 @@ def random(*shape, dtype, device):
     return torch.empty(shape, dtype=dtype, device=device).normal_(generator=torch.Generator(device).manual_seed(0))
 
 
-def case_of(tree, q, k, v, **options):
-    nothing = q.new_empty(0)
-    return Case(tree=tree, q=q, k=k, v=v, dout=nothing, dlse=nothing, options={"key_start": 0, **options})
-
-
 # The last tokens of two branches against a context of two million tokens.
 def test_keys(device, elements, needs_memory):
     heads, dim, queries = 8, 128, 32
@@ -38,7 +32,7 @@ def test_keys(device, elements, needs_memory):
     k, v = (random(rows, heads, dim, dtype=BF16, device=device) for _ in range(2))
     q = random(queries, 2 * heads, dim, dtype=BF16, device=device)
     assert k.numel() >= elements
-    assert_forward(case_of(tree, q, k, v, query_start=rows - queries))
+    assert_forward(forward_case(tree, q, k, v, query_start=rows - queries))
 
 
 # Few queries and keys whose rows lie so far apart that the last is beyond 2^31 elements.
@@ -52,9 +46,9 @@ def test_rows_far_apart(device, elements, needs_memory):
     near = [random(tokens, heads, dim, dtype=BF16, device=device) for _ in range(3)]
     for far, values in zip(apart, near, strict=True):
         far.copy_(values)
-    far, expected = attend(case_of(tree, *apart)), attend(case_of(tree, *near))
+    far, expected = attend(forward_case(tree, *apart)), attend(forward_case(tree, *near))
     assert all(torch.equal(far[name], expected[name]) for name in expected)
-    assert_forward(case_of(tree, *near), far)
+    assert_forward(forward_case(tree, *near), far)
 
 
 def test_queries(device, elements, needs_memory):
@@ -65,12 +59,12 @@ def test_queries(device, elements, needs_memory):
     tree = regrow.PrefixTree.from_nodes([-1] * nodes, [length] * nodes).to(device)
     q = random(tree.num_tokens, heads, dim, dtype=BF16, device=device)
     k, v = (random(tree.num_tokens, 1, dim, dtype=BF16, device=device) for _ in range(2))
-    ours = attend(case_of(tree, q, k, v))
+    ours = attend(forward_case(tree, q, k, v))
     for first in (0, tree.num_tokens // 2 // length * length, tree.num_tokens - length):
         rows = slice(first, first + length)
         small = regrow.PrefixTree.from_nodes([-1], [length]).to(device)
         part = {"out": ours["out"][rows], "lse": ours["lse"][rows]}
-        assert_forward(case_of(small, q[rows], k[rows], v[rows]), part)
+        assert_forward(forward_case(small, q[rows], k[rows], v[rows]), part)
 
 
 def test_replay_gather(device, elements, needs_memory):
