@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(run, device="cpu"):
-    """Returns (what `run` returns, the most bytes it had allocated at once on `device` beyond what was there before)."""
+    """Returns (what `run` returns, the most bytes on `device` that it had allocated at once beyond those before)."""
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
