@@ -44,8 +44,8 @@ def check(workload, chosen, absent):
 
 
 def once(peer, workload, q, k, v):
-    run, to_axis = peer.prepare(workload, q, k, v)
-    return to_axis(run())
+    lay_out, attend, to_axis = peer.prepare(workload)
+    return to_axis(attend(*lay_out(q, k, v)))
 
 
 def attempt(peer, absent, workload, call):
@@ -79,7 +79,8 @@ def measure(workload, chosen, absent, ceilings, rounds):
 
 def prepared(peer, workload, sets):
     """One call for each set of operands, tried once: compiled, and known to fit."""
-    calls = [peer.prepare(workload, *tensors)[0] for tensors in sets]
+    lay_out, attend, _ = peer.prepare(workload)
+    calls = [lambda operands=lay_out(*tensors): attend(*operands) for tensors in sets]
     calls[0]()
     if sets[0][0].is_cuda:
         torch.cuda.synchronize()

@@ -47,13 +47,14 @@ def test_peers_compute_the_same(workload, every_peer):
 
 
 def test_a_peer_that_differs_is_noticed():
-    wrong = gpu_peers.Peer("wrong", lambda _: True, lambda workload, q, k, v: (lambda: q * 1.1, lambda out: out))
+    parts = (lambda *tensors: tensors, lambda q, k, v: q * 1.1, lambda out: out)
+    wrong = gpu_peers.Peer("wrong", lambda _: True, lambda workload: parts)
     with pytest.raises(AssertionError, match=r"wrong, chain of 300: off by"):
         gpu_attention.check(small_workloads()[0], [wrong], [])
 
 
 def test_a_peer_that_refuses_is_reported():
-    def refuse(workload, q, k, v):
+    def refuse(workload):
         raise RuntimeError("no such backend | here\nand a long trace")
 
     absent = []
