@@ -1,6 +1,7 @@
 """Tree attention forward on a GPU against its peers, in the same process and the same minutes."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def measure(workload, chosen, absent, ceilings, rounds):
 def prepared(peer, workload, sets):
     """One call for each set of operands, tried once: compiled, and known to fit."""
     lay_out, attend, _ = peer.prepare(workload)
-    calls = [lambda operands=lay_out(*tensors): attend(*operands) for tensors in sets]
+    calls = [partial(attend, *lay_out(*tensors)) for tensors in sets]
     calls[0]()
     if sets[0][0].is_cuda:
         torch.cuda.synchronize()

@@ -16,9 +16,11 @@ BOTH = ("cuda", "cpu")
 
 @dataclass(frozen=True)
 class Peer:
-    """prepare(workload) -> (lay_out, attend, to_axis): `lay_out(q, k, v)` gives its operands in its own layout, `attend`
-    of them is what is timed, and `to_axis` brings the result to [Tq,Hq,D], comparable with ours. All three
-    differentiate."""
+    """prepare(workload) -> (lay_out, attend, to_axis), all differentiable.
+
+    `lay_out(q, k, v)` gives its operands in its own layout, `attend` of them is what is timed, and `to_axis` brings the
+    result to [Tq,Hq,D], comparable with ours.
+    """
 
     name: str
     applies: Callable
