@@ -35,7 +35,7 @@ def plans():
     rows = 128  # of the configuration
     _, words = _C.build_cuda_plan(*axis, None, 0, size, 0, size, 0, 1, 1, 128, 90, 132, rows)
     forward = Plan(words)
-    return tree, forward, Plan(words[forward.header.backward_plan :])
+    return tree, forward, forward.of_backward
 
 
 def kinds(tiles, header):
