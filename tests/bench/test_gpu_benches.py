@@ -121,14 +121,14 @@ def test_goals_of_training():
     assert verdicts(chained, "FlexAttention")["backward against FlexAttention"] == (None, "")
 
 
-# 1 ms for 1e9 operations of the backward, 2 ms for 1.4e9 of both; 337 TFLOP/s are asked for where they were published.
+# 1 ms for 1e9 operations of the backward, 2 ms for 1.4e9 of both; 337 TFLOP/s are the aim where they were published.
 def test_rates_of_training():
     workload, measured = training_workloads()[1], times(backward=1e-3, both=2e-3)
     work = Work(4 * 10**8, 10**6), Work(10**9, 10**6)
-    for chip, bar in (("NVIDIA H100 80GB HBM3", 337), ("NVIDIA H200", None)):
+    for chip, aim in (("NVIDIA H100 80GB HBM3", 337), ("NVIDIA H200", None)):
         rows = gpu_training.rows_of(workload, measured, *work, 2e12, 4e9, chip)
         values = {row.measure: row for row in rows}
-        assert values["useful rate, backward"].value == 1.0 and values["useful rate, backward"].bar == bar
+        assert values["useful rate, backward"].value == 1.0 and values["useful rate, backward"].aim == aim
         assert "337" in values["useful rate, backward"].note
         assert values["share of the matmul, forward + backward"].value == pytest.approx(0.35)
         assert values["share of the copy, forward + backward"].value == pytest.approx(0.25)
