@@ -26,8 +26,8 @@ INTRO = [
     "else; the ceilings, a product of 8,192 x 8,192 and a copy of 1 GiB, run in the same rounds. The floor is the",
     "slower of both. A backward has five products of the pairs that a forward has two of; gradients are autograd's, in",
     "each peer's own layout, and ours run beside one peer at a time. Bars of the backward: FlashAttention-2 on chains,",
-    "every peer on trees, and 6 times FlashAttention over every sequence for forward and backward of 28 responses to 32K",
-    "(DualKV); an aim on an H100 is what FlashAttention-2 published without a mask. Verdicts: *aim* and *bar* were",
+    "every peer on trees, and 6 times FlashAttention over every sequence for forward and backward of 28 responses to",
+    "32K (DualKV); an aim on an H100 is what FlashAttention-2 published without a mask. Verdicts: *aim* and *bar* were",
     "reached, MISSED was not. `=`: a difference below the spread.",
 ]
 

@@ -103,8 +103,8 @@ def small_workloads():
     ]
 
 
-# FlashAttention-2's backward on an H100, head dim 128, 32,768 tokens without a mask (issue 1051 of its repository), which
-# a chain has little hope to be faster than; DualKV's speed-up of forward and backward over it for 28 responses to 32K.
+# FlashAttention-2's backward on an H100, head dim 128, 32,768 tokens without a mask (issue 1051 of its repository):
+# with one it is slower. DualKV's speed-up of forward and backward over it for 28 responses to 32K.
 PUBLISHED_BACKWARD, DUAL_KV = 337.0, 6.0
 
 
