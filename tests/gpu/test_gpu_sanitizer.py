@@ -42,6 +42,7 @@ def kernels():
 def test_kernels_are_found():
     known = {"lse_merge", "replay_gather", "replay_scatter", "logits_row_stats", "logits_pick", "logits_row_grad"}
     assert known | {"tree_attention", "tree_attention_merge"} <= kernels()
+    assert {"tree_attention_backward", "attention_delta", "attention_dsinks"} <= kernels()
 
 
 def test_script(device):
@@ -53,6 +54,7 @@ def test_script(device):
         assert kernels() <= ran, f"every_kernel.py does not run {kernels() - ran}"
     else:
         assert {"tree_attention_fwd", "lse_merge", "replay_gather", "replay_scatter"} <= ran
+        assert {"tree_attention_bwd", "tree_attention_bwd_accum"} <= ran
 
 
 # initcheck also tracks what torch's own kernels read: only ours are looked at.
