@@ -81,10 +81,10 @@ py::tuple tiles_for_cuda(int64_t query_heads, int64_t kv_heads, int rows, int mu
   return py::make_tuple(t.queries, t.keys, t.items, t.min_tiles, heads_of_tile(query_heads / kv_heads, rows));
 }
 
-// The same of the backward.
+// (queries of a tile, keys of a tile, items, min_tiles, common_cuts) of the backward
 py::tuple backward_tiles_for_cuda(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int multiprocessors) {
   const TileShape t = cuda_backward_tiles(query_heads, kv_heads, padded_head_dim(head_dim), multiprocessors);
-  return py::make_tuple(t.queries, t.keys, t.items, t.min_tiles, heads_of_tile(query_heads / kv_heads, kBackwardRows));
+  return py::make_tuple(t.queries, t.keys, t.items, t.min_tiles, t.common_cuts);
 }
 
 using Words = py::array_t<int32_t, py::array::c_style>;
