@@ -6,7 +6,8 @@ HEADER = namedtuple(
     "Header",
     "magic num_words words_checksum num_tokens num_queries num_keys query_start key_start window indexed "
     "tree_checksum query_checksum "
-    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles num_forward_items forward_items forward_runs forward_start "
+    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles "
+    "num_forward_items forward_items forward_runs forward_start "
     "num_merges merges num_slots num_backward_items backward_items backward_runs num_unseen backward_plan seen_keys",
 )
 Run = namedtuple("Run", "begin end partial ordinal")
@@ -16,10 +17,14 @@ BackwardItem = namedtuple("BackwardItem", "key_tile runs turn")
 
 
 class Plan:
-    """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key; an item's runs are those of key or of query tiles."""
+    """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key.
+
+    An item's runs are those of key or of query tiles. `of_backward` is the plan with the tiles of the backward, where that
+    is another.
+    """
 
     def __init__(self, words):
-        words = words.tolist()
+        whole, words = words, words.tolist()
         self.header = h = HEADER(*words[: len(HEADER._fields)])
 
         def rows(offset, count, width):
@@ -37,6 +42,7 @@ class Plan:
             BackwardItem(tile, runs(h.backward_runs, begin, end), turn)
             for tile, begin, end, turn in rows(h.backward_items, h.num_backward_items, 4)
         ]
+        self.of_backward = Plan(whole[h.backward_plan :]) if h.backward_plan else self
         self.seen = [
             bool(words[h.seen_keys + key // 32] >> key % 32 & 1) for key in range(h.num_key_tiles * h.key_tile)
         ]

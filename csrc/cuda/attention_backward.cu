@@ -11,14 +11,8 @@ void tree_attention_backward(const AttentionBackwardParams& p, const Rows& dout_
   if (p.rectangle.num_queries == 0 || p.rectangle.num_keys == 0) return;
   AttentionBackwardParams main = p;
   main.dout = dout_operand;
-  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
-    case 64:
-      return launch_tree_attention_backward<64>(main, tiling, stream);
-    case 128:
-      return launch_tree_attention_backward<128>(main, tiling, stream);
-    default:
-      return launch_tree_attention_backward<256>(main, tiling, stream);
-  }
+  with_head_dim(std::max(p.head_dim, p.value_dim),
+                [&]<int kHeadDim>() { launch_tree_attention_backward<kHeadDim>(main, tiling, stream); });
 }
 
 }  // namespace regrow::cuda

@@ -22,6 +22,8 @@ DeviceLimits read_limits(int device) {
 
 }  // namespace
 
+void make_current(int device) { check_cuda(cudaSetDevice(device), "choosing CUDA device ", device); }
+
 DeviceLimits device_limits(int device) {
   static std::mutex mutex;
   static std::map<int, DeviceLimits> known;

@@ -22,10 +22,12 @@ void tree_attention(const AttentionForwardParams& p, const ForwardTiling& tiling
 void tree_attention_backward(const AttentionBackwardParams& p, const Rows& dout_operand, const BackwardTiling& tiling,
                              Stream stream);
 void lse_merge(const LseMergeParams& p, Stream stream);
+void lse_merge_backward(const LseMergeBackwardParams& p, Stream stream);  // dsinks too
 void replay_gather(const GatherParams& p, Stream stream);
 void replay_scatter(const ScatterParams& p, Stream stream);
 void logits_row_stats(const LogitsParams& p, Stream stream);
 void logits_pick(const LogitsPickParams& p, Stream stream);
+void logits_row_grad(const LogitsGradParams& p, Stream stream);
 
 struct DeviceLimits {
   int compute_capability;  // 90 for 9.0
@@ -36,5 +38,9 @@ struct DeviceLimits {
 
 // Read once per device.
 DeviceLimits device_limits(int device);
+
+// The calling thread's launches go to this device. The CUDA runtime is linked statically, so it has a current device of
+// its own beside that of torch's.
+void make_current(int device);
 
 }  // namespace regrow::cuda

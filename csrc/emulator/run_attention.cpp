@@ -97,17 +97,8 @@ py::tuple run_tree_attention(const py::array& q, const py::array& k, const py::a
   }
   Report report, merge_report;
   const auto forward = launcher(memory, options, report);
-  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
-    case 64:
-      dispatch_tree_attention<64>(p, tiling, forward);
-      break;
-    case 128:
-      dispatch_tree_attention<128>(p, tiling, forward);
-      break;
-    case 256:
-      dispatch_tree_attention<256>(p, tiling, forward);
-      break;
-  }
+  with_head_dim(std::max(p.head_dim, p.value_dim),
+                [&]<int kHeadDim>() { dispatch_tree_attention<kHeadDim>(p, tiling, forward); });
   Options merge_options = options;
   merge_options.skip = "";  // it has nothing to skip
   dispatch_tree_attention_merge(p, tiling, launcher(merge_memory, merge_options, merge_report));
@@ -115,8 +106,8 @@ py::tuple run_tree_attention(const py::array& q, const py::array& k, const py::a
   return py::make_tuple(out, lse, report);
 }
 
-// Adds to dq, dk and dv (fp32; an empty array: not wanted), and returns dsinks and the report of the main launch. out
-// and dout have the dtype of q, or are both fp32.
+// Adds to dq, dk and dv (fp32; an empty array: not wanted), and returns dsinks and the report of the main launch, with
+// the synchronisation points of all three. out and dout have the dtype of q, or are both fp32.
 py::tuple run_tree_attention_backward(const py::array& q, const py::array& k, const py::array& v, const py::array& out,
                                       const py::array& dout, const Array<float>& lse,
                                       const std::optional<Array<float>>& dlse, const Array<int32_t>& subtree_end,
@@ -148,41 +139,37 @@ py::tuple run_tree_attention_backward(const py::array& q, const py::array& k, co
 
   GlobalMemory delta_memory, sink_memory, memory;
   for (GlobalMemory* m : {&delta_memory, &sink_memory}) {
-    add_input(*m, "out", out);
-    add_input(*m, "dout", dout);
+    add_rows(*m, "out", out);
+    add_rows(*m, "dout", dout);
     add_input(*m, "lse", lse);
     if (dlse) add_input(*m, "dlse", *dlse);
     if (sinks) add_input(*m, "sinks", *sinks);
     add_output(*m, "rows", floats);
     if (sinks) add_output(*m, "dsinks", dsinks);
   }
-  Options other_options = options;
-  other_options.skip = "";
+  // A point is skipped in the launch that has it.
+  const bool skips_rows = options.skip.starts_with("attention_backward_rows.cuh");
+  Options delta_options = options, sink_options = options, main_options = options;
+  delta_options.skip = "";
+  (skips_rows ? main_options : sink_options).skip = "";
   Report delta_report, sink_report, report;
-  dispatch_attention_delta(p, tiling, launcher(delta_memory, other_options, delta_report));
-  dispatch_attention_dsinks(p, tiling, launcher(sink_memory, other_options, sink_report));
+  dispatch_attention_delta(p, tiling, launcher(delta_memory, delta_options, delta_report));
+  CHECK(delta_report.sync_points.empty(), "attention_delta has synchronisation points: let them be skipped");
+  dispatch_attention_dsinks(p, tiling, launcher(sink_memory, sink_options, sink_report));
 
   p.dout = rows_of(dout_operand, p.q.dtype);
   call.add_to(memory);
-  add_input(memory, "dout", dout_operand);
+  add_rows(memory, "dout", dout_operand);
   add_input(memory, "rows", floats);
   add_input(memory, "plan", plan);
   add_output(memory, "counters", counters);
   add_output(memory, "dq", dq);
   add_output(memory, "dk", dk);
   add_output(memory, "dv", dv);
-  const auto launch = launcher(memory, options, report);
-  switch (padded_head_dim(std::max(p.head_dim, p.value_dim))) {
-    case 64:
-      dispatch_tree_attention_backward<64>(p, tiling, launch);
-      break;
-    case 128:
-      dispatch_tree_attention_backward<128>(p, tiling, launch);
-      break;
-    case 256:
-      dispatch_tree_attention_backward<256>(p, tiling, launch);
-      break;
-  }
+  const auto launch = launcher(memory, main_options, report);
+  with_head_dim(std::max(p.head_dim, p.value_dim),
+                [&]<int kHeadDim>() { dispatch_tree_attention_backward<kHeadDim>(p, tiling, launch); });
+  report.sync_points.insert(sink_report.sync_points.begin(), sink_report.sync_points.end());
   return py::make_tuple(dq, dk, dv, dsinks, report);
 }
 

@@ -3,8 +3,10 @@
 #include <numeric>
 
 #include "emulator/runs.h"
+#include "kernels/logits_row_grad.cuh"
 #include "kernels/logits_rows.cuh"
 #include "kernels/lse_merge.cuh"
+#include "kernels/lse_merge_backward.cuh"
 #include "kernels/replay_gather.cuh"
 #include "kernels/replay_scatter.cuh"
 #include "kernels/tile_matmul.cuh"
@@ -51,6 +53,57 @@ py::tuple run_lse_merge(const py::array& outs, const py::array& lses, const std:
                       .lse = lse.mutable_data()},
                      launcher(memory, options, report));
   return py::make_tuple(out, lse, report);
+}
+
+// Two launches; the report, and `skip`, are of the second one, which sums dsinks.
+py::tuple run_lse_merge_backward(const py::array& dout, const std::optional<py::array>& dlse, const py::array& outs,
+                                 const py::array& lses, const std::optional<py::array>& sinks, const py::array& out,
+                                 const py::array& lse, const std::string& dtype, const Options& options) {
+  CHECK(outs.ndim() == 4 && lses.ndim() == 3, "outs must be [P, Tq, Hq, Dv], lses [P, Hq, Tq]");
+  py::array douts = poisoned_like(outs, {outs.shape(0), outs.shape(1), outs.shape(2), outs.shape(3)});
+  py::array dlses = poisoned_like(outs, {outs.shape(0), outs.shape(2), outs.shape(1)});
+  py::array dsinks = poisoned_like(outs, {sinks ? outs.shape(2) : 0});
+  py::array sink_terms = poisoned_like(outs, {outs.shape(2), outs.shape(1)});
+  LseMergeBackwardParams p;
+  p.outs = outs.data();
+  p.lses = lses.data();
+  p.sinks = sinks ? sinks->data() : nullptr;
+  p.dtype = dtype_named(dtype);
+  p.num_partials = outs.shape(0);
+  p.num_queries = outs.shape(1);
+  p.heads = int(outs.shape(2));
+  p.value_dim = int(outs.shape(3));
+  p.out = const_cast<void*>(out.data());
+  p.lse = const_cast<void*>(lse.data());
+  p.dout = dout.data();
+  p.dlse = dlse ? dlse->data() : nullptr;
+  p.douts = douts.mutable_data();
+  p.dlses = dlses.mutable_data();
+  p.dsinks = sinks ? dsinks.mutable_data() : nullptr;
+  p.sink_terms = sinks ? sink_terms.mutable_data() : nullptr;
+
+  GlobalMemory memory;
+  add_input(memory, "dout", dout);
+  if (dlse) add_input(memory, "dlse", *dlse);
+  add_input(memory, "outs", outs);
+  add_input(memory, "lses", lses);
+  if (sinks) add_input(memory, "sinks", *sinks);
+  add_input(memory, "out", out);
+  add_input(memory, "lse", lse);
+  add_output(memory, "douts", douts);
+  add_output(memory, "dlses", dlses);
+  if (sinks) add_output(memory, "sink_terms", sink_terms);
+  Options without_points = options;
+  without_points.skip.clear();  // its warps share nothing
+  Report report;
+  dispatch_lse_merge_backward(p, launcher(memory, without_points, report));
+
+  GlobalMemory sink_memory;
+  add_input(sink_memory, "sink_terms", sink_terms);
+  add_output(sink_memory, "dsinks", dsinks);
+  Report sink_report;
+  dispatch_lse_merge_dsinks(p, launcher(sink_memory, options, sink_report));
+  return py::make_tuple(douts, dlses, dsinks, sink_report);
 }
 
 py::tuple run_replay_gather(const py::array& src, const Array<int64_t>& index, const Options& options) {
@@ -149,6 +202,41 @@ py::tuple run_logits(const py::array& logits, const Array<int64_t>& target_row, 
   return py::make_tuple(lse, entropy, logp, report);
 }
 
+// `logits` [rows, vocabulary] of any row stride become their gradient in a copy, which is returned with its gaps.
+py::tuple run_logits_row_grad(const py::array& logits, const Array<double>& lse, const py::array& entropy,
+                              const Array<int64_t>& row_start, const Array<int64_t>& target_token,
+                              const py::array& dlogp, const std::optional<py::array>& dentropy, int64_t vocabulary,
+                              const std::string& dtype, double temperature, double softcap, const Options& options) {
+  CHECK(logits.ndim() == 2 && logits.shape(1) >= vocabulary, "logits must be [rows, vocabulary and a gap]");
+  py::array gradient = poisoned_like(logits, {logits.shape(0), logits.shape(1)});
+  std::memcpy(gradient.mutable_data(), logits.data(), size_t(logits.nbytes()));
+  GlobalMemory memory;
+  add_output(memory, "logits", gradient);
+  add_input(memory, "lse", lse);
+  add_input(memory, "entropy", entropy);
+  add_input(memory, "row_start", row_start);
+  add_input(memory, "target_token", target_token);
+  add_input(memory, "dlogp", dlogp);
+  if (dentropy) add_input(memory, "dentropy", *dentropy);
+  Report report;
+  dispatch_logits_row_grad({.rows = {.logits = gradient.mutable_data(),
+                                     .dtype = dtype_named(dtype),
+                                     .num_rows = logits.shape(0),
+                                     .vocabulary = vocabulary,
+                                     .row_stride = logits.shape(1),
+                                     .temperature = temperature,
+                                     .softcap = softcap,
+                                     .lse = const_cast<double*>(lse.data()),
+                                     .entropy = const_cast<void*>(entropy.data())},
+                            .row_start = row_start.data(),
+                            .target_token = target_token.data(),
+                            .num_targets = target_token.size(),
+                            .dlogp = dlogp.data(),
+                            .dentropy = dentropy ? dentropy->data() : nullptr},
+                           launcher(memory, options, report));
+  return py::make_tuple(gradient, report);
+}
+
 py::tuple run_tile_matmul(const Array<uint16_t>& a, const Array<uint16_t>& b, const std::string& dtype,
                           bool transpose_b, const Options& options) {
   TileMatmulParams p;
@@ -188,11 +276,16 @@ py::tuple run_tile_matmul(const Array<uint16_t>& a, const Array<uint16_t>& b, co
 void bind_kernels(py::module_& m) {
   m.def("lse_merge", &run_lse_merge, py::arg("outs"), py::arg("lses"), py::arg("sinks"), py::arg("dtype"),
         py::arg("options"));
+  m.def("lse_merge_backward", &run_lse_merge_backward, py::arg("dout"), py::arg("dlse"), py::arg("outs"),
+        py::arg("lses"), py::arg("sinks"), py::arg("out"), py::arg("lse"), py::arg("dtype"), py::arg("options"));
   m.def("replay_gather", &run_replay_gather, py::arg("src"), py::arg("index"), py::arg("options"));
   m.def("replay_scatter", &run_replay_scatter, py::arg("src"), py::arg("index"), py::arg("num_rows"), py::arg("dtype"),
         py::arg("options"));
   m.def("logits", &run_logits, py::arg("logits"), py::arg("target_row"), py::arg("target_token"), py::arg("dtype"),
         py::arg("temperature"), py::arg("softcap"), py::arg("options"));
+  m.def("logits_row_grad", &run_logits_row_grad, py::arg("logits"), py::arg("lse"), py::arg("entropy"),
+        py::arg("row_start"), py::arg("target_token"), py::arg("dlogp"), py::arg("dentropy"), py::arg("vocabulary"),
+        py::arg("dtype"), py::arg("temperature"), py::arg("softcap"), py::arg("options"));
   m.def("tile_matmul", &run_tile_matmul, py::arg("a"), py::arg("b"), py::arg("dtype"), py::arg("transpose_b"),
         py::arg("options"));
 }

@@ -30,6 +30,7 @@ GLOBAL void LAUNCH_BOUNDS(BackwardRowsConfig::kThreads)
   const T* out = static_cast<const T*>(p.out.data) + query * p.out.row_stride + head * p.out.head_stride;
   const T* dout = static_cast<const T*>(p.dout.data) + query * p.dout.row_stride + head * p.dout.head_stride;
   float sum = 0;
+  NO_UNROLL  // at most two rounds
   for (int column = lane_index() * kValues; column < p.value_dim; column += kWarpLanes * kValues) {
     const auto a = load_values<T, kValues>(out + column), b = load_values<T, kValues>(dout + column);
     UNROLL

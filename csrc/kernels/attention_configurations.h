@@ -79,6 +79,19 @@ constexpr int find_configuration(int head_dim, int rows) {
   return -1;
 }
 
+// f.template operator()<the head dim of the table>().
+template <class F>
+void with_head_dim(int64_t head_dim, const F& f) {
+  switch (padded_head_dim(head_dim)) {
+    case 64:
+      return f.template operator()<64>();
+    case 128:
+      return f.template operator()<128>();
+    case 256:
+      return f.template operator()<256>();
+  }
+}
+
 // How many heads of a group share a query tile: all, or an equal part of them where the tile has fewer rows.
 constexpr int heads_of_tile(int64_t group, int rows) {
   int heads = int(std::min<int64_t>(group, rows));

@@ -69,6 +69,7 @@ struct LseMergeBackwardParams : LseMergeParams {
   void* douts;       // [num_partials, Tq, Hq, Dv]
   void* dlses;       // [num_partials, Hq, Tq]
   void* dsinks;      // [Hq] or null
+  void* sink_terms;  // [Hq, Tq] that CUDA sums for dsinks; null without sinks, and on the CPU
 };
 
 }  // namespace regrow

@@ -32,8 +32,9 @@ struct LogitsGradParams {
   LogitsParams rows;
   const int64_t* row_start;     // [num_rows + 1]
   const int64_t* target_token;  // [num_targets]
-  const void* dlogp;            // [num_targets]
-  const void* dentropy;         // [num_rows] or null
+  int64_t num_targets;
+  const void* dlogp;     // [num_targets]
+  const void* dentropy;  // [num_rows] or null
 };
 
 }  // namespace regrow

@@ -37,6 +37,10 @@ DEVICE T larger(T a, T b) {
   return b > a || b != b ? b : a;  // a NaN stays
 }
 
+// Log2 of a probability that is 0, kept finite: 0 * log 0 is 0.
+template <class T>
+constexpr T kLowestLog2 = sizeof(T) == 8 ? T(-2044) : T(-252);
+
 template <class T>
 struct LogitsRowSmem {
   SharedArray<double, LogitsRowConfig::kThreads / kWarpLanes> sums, moments;
@@ -63,7 +67,6 @@ GLOBAL void LAUNCH_BOUNDS(LogitsRowConfig::kThreads) logits_row_stats(const Logi
 
   const T reference = x.bounded(top);
   const T scale_log2 = T(x.scale * 1.4426950408889634);
-  const T lowest = sizeof(T) == 8 ? T(-2044) : T(-252);  // finite where the probability is 0: 0 * log 0 is 0
   T sum = 0, moment = 0;  // of w = 2^d and of w * d, d = log2 of the weight relative to the largest
   // The compiler would unroll the fp64 loop into spills; a load of 16 bytes a thread is enough under way.
   NO_UNROLL
@@ -72,7 +75,7 @@ GLOBAL void LAUNCH_BOUNDS(LogitsRowConfig::kThreads) logits_row_stats(const Logi
     UNROLL
     for (int v = 0; v < kValues; ++v) {
       const T difference = (x.bounded(to_sum(loaded[v])) - reference) * scale_log2;
-      const T d = difference < lowest ? lowest : difference;
+      const T d = difference < kLowestLog2<T> ? kLowestLog2<T> : difference;
       const T w = std::exp2(d);
       sum += w;
       moment += w * d;
@@ -104,6 +107,11 @@ GLOBAL void LAUNCH_BOUNDS(LogitsRowConfig::kThreads) logits_pick(const LogitsPic
   store_global(static_cast<T*>(p.logp) + target, T(logp));
 }
 
+// Whether rows can be read and written `values` values, 16 bytes, at a time.
+inline bool rows_of_16_bytes(const LogitsParams& p, int values) {
+  return p.vocabulary % values == 0 && p.row_stride % values == 0 && reinterpret_cast<intptr_t>(p.logits) % 16 == 0;
+}
+
 // f(S(), std::bool_constant) for the dtype of the logits and whether they are capped.
 template <class F>
 void dispatch_logits(const LogitsParams& p, const F& f) {
@@ -125,9 +133,7 @@ void dispatch_logits_row_stats(const LogitsParams& p, const Launch& launch) {
     constexpr int kValues = 16 / sizeof(S);
     const LaunchShape shape = {
         .blocks = p.num_rows, .threads = LogitsRowConfig::kThreads, .shared_bytes = sizeof(LogitsRowSmem<T>)};
-    const bool together =
-        p.vocabulary % kValues == 0 && p.row_stride % kValues == 0 && reinterpret_cast<intptr_t>(p.logits) % 16 == 0;
-    if (together)
+    if (rows_of_16_bytes(p, kValues))
       launch(shape, &logits_row_stats<S, decltype(capped)::value, kValues>, p);
     else
       launch(shape, &logits_row_stats<S, decltype(capped)::value, 1>, p);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <initializer_list>
 
 #include "kernels/attention_params.h"
 #include "platform/memory.h"
@@ -60,6 +61,13 @@ GLOBAL void LAUNCH_BOUNDS(LseMergeConfig::kThreads) lse_merge(const LseMergePara
   }
 }
 
+// Whether rows of the merged tensors can be read and written 16 bytes at a time.
+inline bool rows_of_16_bytes(const LseMergeParams& p, std::initializer_list<const void*> tensors) {
+  for (const void* tensor : tensors)
+    if (reinterpret_cast<intptr_t>(tensor) % 16) return false;
+  return p.value_dim % (p.dtype == DType::kFloat64 ? 2 : 4) == 0;
+}
+
 // launch(shape, kernel, p) with the instantiation that p asks for.
 template <class Launch>
 void dispatch_lse_merge(const LseMergeParams& p, const Launch& launch) {
@@ -67,9 +75,10 @@ void dispatch_lse_merge(const LseMergeParams& p, const Launch& launch) {
   const int64_t rows = p.num_queries * p.heads;
   if (rows == 0) return;
   const LaunchShape shape = {.blocks = (rows + kRowsPerBlock - 1) / kRowsPerBlock, .threads = LseMergeConfig::kThreads};
+  const bool together = rows_of_16_bytes(p, {p.outs, p.out});
   if (p.dtype == DType::kFloat64)
-    return p.value_dim % 2 == 0 ? launch(shape, &lse_merge<double, 2>, p) : launch(shape, &lse_merge<double, 1>, p);
-  return p.value_dim % 4 == 0 ? launch(shape, &lse_merge<float, 4>, p) : launch(shape, &lse_merge<float, 1>, p);
+    return together ? launch(shape, &lse_merge<double, 2>, p) : launch(shape, &lse_merge<double, 1>, p);
+  return together ? launch(shape, &lse_merge<float, 4>, p) : launch(shape, &lse_merge<float, 1>, p);
 }
 
 }  // namespace regrow

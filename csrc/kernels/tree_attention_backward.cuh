@@ -14,26 +14,30 @@ struct alignas(8) SumPair {
 
 // The item of a block, in shared memory: what is asked for now and then takes no register.
 struct BlockItem {
-  enum Field { kIndex, kKeyTile, kKvHead, kRunBegin, kRunEnd, kRank, kNumFields };
+  enum Field { kPlan, kIndex, kKeyTile, kKvHead, kRunBegin, kRunEnd, kRank, kNumFields };
   SharedArray<int, kNumFields> fields;
 
-  // By one thread. kIndex is negative where the tickets exceed the items.
-  DEVICE void take(const DevicePlan& plan, int* tickets, int kv_heads) {
+  // By one thread. kIndex is negative where the tickets exceed the items; runs count from the first word of the plan.
+  DEVICE void take(const int32_t* words, int* tickets, int kv_heads) {
+    const DevicePlan plan = DevicePlan(words).backward();
+    const int first_run = int(plan.backward_runs() - reinterpret_cast<const TileRun*>(words));
     const int ticket = take_ticket(tickets);
     const int index = plan.field(&PlanHeader::num_backward_items) - 1 - ticket / kv_heads;
     fields.store(kIndex, index);
     if (index < 0) return;
     const BackwardItem item = plan.backward_item(index);
+    fields.store(kPlan, DevicePlan(words).field(&PlanHeader::backward_plan));
     fields.store(kKeyTile, item.key_tile);
     fields.store(kKvHead, ticket % kv_heads);
-    fields.store(kRunBegin, item.run_begin);
-    fields.store(kRunEnd, item.run_end);
+    fields.store(kRunBegin, first_run + item.run_begin);
+    fields.store(kRunEnd, first_run + item.run_end);
   }
   DEVICE int operator[](Field field) const { return fields.load(field); }
 };
 
 template <int kRows, bool kGeneral>
 struct BackwardRows {
+  SharedArray<int, 2> tile_and_unit;  // whose rows they are
   SharedArray<float, kRows> lse_log2, delta;
   QueryPlaces<kRows, kGeneral> places;
 };
@@ -68,23 +72,20 @@ struct TreeAttentionBackwardConfig {
   DEVICE static int first_row() { return kColumnWarps == 1 ? 0 : warp_index() % kColumnWarps * (8 * kScoreBlocks); }
   DEVICE static int first_column() { return kColumnWarps == 1 ? 0 : warp_index() % kColumnWarps * (8 * kSumBlocks); }
   // And of dq: four warps along the rows, two along the columns.
-  DEVICE static int first_dq_row() { return opaque(warp_index()) / 2 * 16; }
-  DEVICE static int first_dq_column() { return opaque(warp_index()) % 2 * (kHeadDim / 2); }
+  DEVICE static int first_dq_row() { return warp_index() / 2 * 16; }
+  DEVICE static int first_dq_column() { return warp_index() % 2 * (kHeadDim / 2); }
 };
-
-// Found anew where it is asked: kept, its address would take registers.
-DEVICE DevicePlan backward_plan(const BackwardTiling& tiling) { return DevicePlan(tiling.plan).backward(); }
 
 // The query tiles of an item, each for every unit of the group. Little is kept in registers, and the rest asked again.
 class QueryTileWalk {
  public:
-  DEVICE QueryTileWalk(const BackwardTiling& tiling, const BlockItem& item)
-      : tiling_(tiling), item_(item), run_(item[BlockItem::kRunBegin]) {
+  DEVICE QueryTileWalk(const int32_t* plan, const BlockItem& item, int units)
+      : runs_(reinterpret_cast<const TileRun*>(plan)), item_(item), units_(units), run_(item[BlockItem::kRunBegin]) {
     if (!done()) tile_ = run().begin;
   }
   DEVICE bool done() const { return run_ >= item_[BlockItem::kRunEnd]; }
   DEVICE void advance() {
-    if (++unit_ < tiling_.units_of_group) return;
+    if (++unit_ < units_) return;
     unit_ = 0;
     if (++tile_ < run().end) return;
     ++run_;
@@ -95,11 +96,11 @@ class QueryTileWalk {
   DEVICE bool partial() const { return run().partial; }
 
  private:
-  DEVICE TileRun run() const { return load_global(backward_plan(tiling_).backward_runs() + run_); }
+  DEVICE TileRun run() const { return load_global(runs_ + run_); }
 
-  const BackwardTiling& tiling_;
+  const TileRun* runs_;
   const BlockItem& item_;
-  int run_, tile_ = 0, unit_ = 0;
+  int units_, run_, tile_ = 0, unit_ = 0;
 };
 
 // sums += a b^T, 16 rows of `a` from `a_row` on against those of `b` from `b_row` on.
@@ -167,7 +168,7 @@ DEVICE void drop_unseen(FragmentC (&weights)[Config::kScoreBlocks], FragmentC (&
                         const KeyMask<Config::kGeneral, Config::kKeys>& keys, int first_key) {
   UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int j = Config::first_key() + opaque(lane_index()) / 4 + 8 * half, key = int(r.key_start) + first_key + j;
+    const int j = Config::first_key() + row_of_value(2 * half), key = int(r.key_start) + first_key + j;
     const int end = keys.end.load(j);
     int oldest = 0;
     if constexpr (Config::kGeneral) oldest = int(keys.depth.load(j));
@@ -177,7 +178,10 @@ DEVICE void drop_unseen(FragmentC (&weights)[Config::kScoreBlocks], FragmentC (&
       for (int i = 0; i < 2; ++i) {
         const int row = Config::first_row() + 8 * n + column_of_value(i), query = queries.position.load(row);
         bool sees = key <= query && query < end;
-        if constexpr (Config::kGeneral) sees = sees && (!r.window || queries.depth.load(row) - oldest < r.window);
+        if constexpr (Config::kGeneral) {
+          const int depth = queries.depth.load(row);  // by all lanes, whatever they see
+          sees = sees && (!r.window || depth - oldest < r.window);
+        }
         if (!sees) weights[n].values[2 * half + i] = dscores[n].values[2 * half + i] = 0;
       }
     }
@@ -221,11 +225,12 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     tree_attention_backward(const AttentionBackwardParams p, const BackwardTiling tiling) {
   using T = typename Config::T;
   SHARED(typename Config::Smem, smem);
-  require(backward_plan(tiling).fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.share),
+  require(DevicePlan(tiling.plan).backward().fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.share),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
-  if (thread_index() == 0) smem.item.take(backward_plan(tiling), tiling.ticket, p.kv_heads);
+  if (thread_index() == 0) smem.item.take(tiling.plan, tiling.ticket, p.kv_heads);
   sync_block();
   if (smem.item[BlockItem::kIndex] < 0) return;
+  const auto plan = [&] { return DevicePlan(tiling.plan + smem.item[BlockItem::kPlan]); };
   const auto first_key = [&] { return smem.item[BlockItem::kKeyTile] * Config::kKeys; };
   const auto unit_of = [&](int unit) { return smem.item[BlockItem::kKvHead] * tiling.units_of_group + unit; };
 
@@ -235,7 +240,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     UNROLL
     for (int row = 0; row < Config::kKeys; row += kKeyTile)
       copy_key_rows<Config::kThreads>(tile, row, values + row * rows.row_stride, rows.row_stride,
-                                      backward_plan(tiling).seen_keys((first_key() + row) / kKeyTile), num_columns);
+                                      plan().seen_keys((first_key() + row) / kKeyTile), num_columns);
   };
   const auto copy_queries = [&](const QueryTileWalk& walk, int stage) {
     const QueryTile queries(p, tiling, walk.tile(), unit_of(walk.unit()));
@@ -244,6 +249,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     smem.rows[stage].places.fill(p.rectangle, queries);
     const int row = opaque(thread_index());
     if (row >= Config::kRows) return;
+    if (row < 2) smem.rows[stage].tile_and_unit.store(row, row == 0 ? walk.tile() : unit_of(walk.unit()));
     const bool real = queries.has(row);
     const int64_t at = real ? queries.head(row) * p.rectangle.num_queries + queries.query(row) : 0;
     copy_async(smem.rows[stage].lse_log2.address(row), tiling.lse_log2 + at, real);
@@ -251,7 +257,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   };
 
   FragmentC dk[Config::kSumBlocks], dv[Config::kSumBlocks];
-  QueryTileWalk walk(tiling, smem.item);
+  QueryTileWalk walk(tiling.plan, smem.item, tiling.units_of_group);
   copy_keys(smem.k, p.k, p.head_dim);
   copy_keys(smem.v, p.v, p.value_dim);
   smem.mask.copy(p.rectangle, first_key());
@@ -261,10 +267,9 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   for (int stage = 0; more; stage = (stage + 1) % Config::kStages) {
     wait_copies<0>();
     sync_block();  // this stage has landed, and nobody reads the other one
-    const int tile = walk.tile(), unit = unit_of(walk.unit());
     // Rows beyond the last are masked, as are keys.
     const bool partial = walk.partial() || tiling.tokens * tiling.heads < Config::kRows ||
-                         (tile + 1) * tiling.tokens > p.rectangle.num_queries ||
+                         (walk.tile() + 1) * tiling.tokens > p.rectangle.num_queries ||
                          first_key() > p.rectangle.num_keys - Config::kKeys;
     walk.advance();
     more = !walk.done();
@@ -301,6 +306,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
       }
     }
     if (p.dq) {
+      const int tile = smem.rows[stage].tile_and_unit.load(0), unit = smem.rows[stage].tile_and_unit.load(1);
       const auto turn = [&] { return tiling.query_turns + int64_t(tile) * tiling.units + unit; };
       const QueryTile queries(p, tiling, tile, unit);
       UNROLL
@@ -313,7 +319,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
                         lane);
         if (part == 0) {
           if (thread_index() == 0) {
-            const int rank = backward_plan(tiling).later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
+            const int rank = plan().later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
             smem.item.fields.store(BlockItem::kRank, rank);
             wait_for_turn(turn(), rank);
           }
@@ -329,7 +335,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
       if (thread_index() == 0) pass_turn(turn(), smem.item[BlockItem::kRank] + 1);
     }
     if (Config::kStages == 1 && more) {
-      sync_block();  // nobody reads the stage
+      if (!p.dq) sync_block();  // nobody reads the stage; with dq, the barrier before the turn was passed says so
       copy_queries(walk, 0);
       commit_copies();
     }
@@ -338,7 +344,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   if (!p.dk) return;
   // The items of a key tile add in the order of their tickets, which is theirs reversed.
   const int key_tile = smem.item[BlockItem::kKeyTile], kv_head = smem.item[BlockItem::kKvHead];
-  const int later = backward_plan(tiling).later_items(smem.item[BlockItem::kIndex]);
+  const int later = plan().later_items(smem.item[BlockItem::kIndex]);
   int* turn = tiling.key_turns + int64_t(key_tile) * p.kv_heads + kv_head;
   if (thread_index() == 0) wait_for_turn(turn, later);
   sync_block();

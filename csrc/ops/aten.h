@@ -50,4 +50,10 @@ inline void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out) {
   to<Tensor>(stack[0]);  // out again, whose handle is ours to release
 }
 
+// out += a b, likewise. aten::addmm takes Scalars: python/regrow/logit_chunks.py calls it.
+inline void add_matmul(const Tensor& a, const Tensor& b, const Tensor& out) {
+  std::array<StableIValue, 3> stack = {from(out), from(a), from(b)};
+  call("regrow::add_matmul_", "", stack);
+}
+
 }  // namespace regrow::ops::aten

@@ -17,6 +17,7 @@ namespace regrow::ops {
 class CurrentStream {
  public:
   explicit CurrentStream(const Tensor& t) : device_((check_build(), t.get_device_index())) {
+    cuda::make_current(t.get_device_index());
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream_));
   }
 

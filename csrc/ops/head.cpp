@@ -5,6 +5,7 @@
 #include "cpu/kernel_table.h"
 #include "ops/aten.h"
 #include "ops/checks.h"
+#include "ops/head_products.h"
 
 namespace regrow::ops {
 namespace {
@@ -64,13 +65,15 @@ void head_logits_bwd(const Tensor& dlogits, const Tensor& hidden_any, const Tens
                     {"dhidden", pointer(dhidden)},
                     {"dweight", pointer(dweight)}});
   check_head(hidden_any, weight_any);
+  const int64_t num_rows = hidden_any.size(0), vocabulary = weight_any.size(0), width = hidden_any.size(1);
+  const ScalarType accumulation = accumulation_type(floating_dtype(hidden_any, "hidden"));
+  check_matrix(dlogits, num_rows, vocabulary, accumulation, "dlogits");
+  if (dhidden) check_matrix(*dhidden, num_rows, width, accumulation, "dhidden");
+  if (dweight) check_matrix(*dweight, vocabulary, width, accumulation, "dweight");
+  if (hidden_any.is_cuda()) return head_gradients(dlogits, hidden_any, weight_any, dhidden, dweight);
   const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
   HeadBackwardParams p;
   fill(p, hidden, weight);
-  const ScalarType accumulation = accumulation_type(p.dtype);
-  check_matrix(dlogits, p.num_rows, p.vocabulary, accumulation, "dlogits");
-  if (dhidden) check_matrix(*dhidden, p.num_rows, p.width, accumulation, "dhidden");
-  if (dweight) check_matrix(*dweight, p.vocabulary, p.width, accumulation, "dweight");
   p.dlogits = dlogits.const_data_ptr();
   p.dhidden = dhidden && dhidden->numel() ? dhidden->mutable_data_ptr() : nullptr;
   p.dweight = dweight && dweight->numel() ? dweight->mutable_data_ptr() : nullptr;
@@ -80,12 +83,15 @@ void head_logits_bwd(const Tensor& dlogits, const Tensor& hidden_any, const Tens
   cpu::kernels().head_backward(p, threads);
 }
 
-}  // namespace
-}  // namespace regrow::ops
-
-STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
-  m.impl("head_logits_out", TORCH_BOX(&regrow::ops::head_logits_out));
-  m.impl("head_logits_bwd", TORCH_BOX(&regrow::ops::head_logits_bwd));
+template <class Library>
+void implement(Library& m) {
+  m.impl("head_logits_out", TORCH_BOX(&head_logits_out));
+  m.impl("head_logits_bwd", TORCH_BOX(&head_logits_bwd));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { m.impl("head_logits_out", TORCH_BOX(&regrow::ops::head_logits_out)); }
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { implement(m); }
+
+}  // namespace regrow::ops

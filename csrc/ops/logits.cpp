@@ -51,6 +51,18 @@ void check_rows(const Tensor& target_row, int64_t num_rows) {
           " rows");
 }
 
+// Of logits_row_grad_: targets sorted by row, then token.
+void check_sorted(const LogitsGradParams& p) {
+  CHECK(p.row_start[0] == 0 && p.row_start[p.rows.num_rows] == p.num_targets, "row_start must run from 0 to ",
+        p.num_targets, ", got ", p.row_start[0], " to ", p.row_start[p.rows.num_rows]);
+  for (int64_t r = 0; r < p.rows.num_rows; ++r)
+    CHECK(p.row_start[r] <= p.row_start[r + 1], "row_start[", r + 1, "] is below row_start[", r, "]");
+  for (int64_t r = 0; r < p.rows.num_rows; ++r)
+    for (int64_t n = p.row_start[r] + 1; n < p.row_start[r + 1]; ++n)
+      CHECK(p.target_token[n - 1] <= p.target_token[n], "target_token[", n, "] is below its predecessor in row ", r,
+            ": sort the targets by row, then by token");
+}
+
 std::tuple<Tensor, Tensor> logits_row_stats(const Tensor& logits, double temperature, std::optional<double> softcap) {
   check_one_device({{"logits", &logits}});
   LogitsParams p = logits_params(logits, temperature, softcap);
@@ -110,37 +122,33 @@ void logits_row_grad(Tensor logits, const Tensor& lse, const Tensor& entropy, co
   check_vector(target_token, num_targets, ScalarType::Long, "target_token");
   check_vector(dlogp, num_targets, accumulation, "dlogp");
   if (dentropy) check_vector(*dentropy, num_rows, accumulation, "dentropy");
-  check_tokens(target_token, p.rows.vocabulary);
-
   p.row_start = row_start.const_data_ptr<int64_t>();
   p.target_token = target_token.const_data_ptr<int64_t>();
-  CHECK(p.row_start[0] == 0 && p.row_start[num_rows] == num_targets, "row_start must run from 0 to ", num_targets,
-        ", got ", p.row_start[0], " to ", p.row_start[num_rows]);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    CHECK(p.row_start[r] <= p.row_start[r + 1], "row_start[", r + 1, "] is below row_start[", r, "]");
-    for (int64_t n = p.row_start[r] + 1; n < p.row_start[r + 1]; ++n)
-      CHECK(p.target_token[n - 1] <= p.target_token[n], "target_token[", n, "] is below its predecessor in row ", r,
-            ": sort the targets by row, then by token");
-  }
+  p.num_targets = num_targets;
   p.rows.lse = const_cast<double*>(lse.const_data_ptr<double>());
   p.rows.entropy = const_cast<void*>(entropy.const_data_ptr());
   p.dlogp = dlogp.const_data_ptr();
   p.dentropy = dentropy ? dentropy->const_data_ptr() : nullptr;
   p.rows.logits = logits.mutable_data_ptr();
-  cpu::kernels().logits_row_grad(p, executor(logits.numel()));
+  if (logits.is_cuda()) {
+    cuda::logits_row_grad(p, CurrentStream(logits));  // its kernel checks the values
+  } else {
+    check_tokens(target_token, p.rows.vocabulary);
+    check_sorted(p);
+    cpu::kernels().logits_row_grad(p, executor(logits.numel()));
+  }
 }
 
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
+template <class Library>
+void implement(Library& m) {
   m.impl("logits_row_stats", TORCH_BOX(&logits_row_stats));
   m.impl("logits_pick", TORCH_BOX(&logits_pick));
   m.impl("logits_row_grad_", TORCH_BOX(&logits_row_grad));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) {
-  m.impl("logits_row_stats", TORCH_BOX(&logits_row_stats));
-  m.impl("logits_pick", TORCH_BOX(&logits_pick));
-}
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { implement(m); }
 
 }  // namespace regrow::ops

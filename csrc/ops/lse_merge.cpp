@@ -77,16 +77,27 @@ std::tuple<Tensor, Tensor, Tensor> lse_merge_bwd(const Tensor& dout_any, const s
   p.douts = douts.mutable_data_ptr();
   p.dlses = dlses.mutable_data_ptr();
   p.dsinks = sinks ? dsinks.mutable_data_ptr() : nullptr;
-  cpu::kernels().lse_merge_backward(p, executor(outs.numel()));
+  p.sink_terms = nullptr;
+  if (outs.is_cuda()) {
+    std::optional<Tensor> sink_terms;
+    if (sinks) sink_terms = torch::stable::empty_like(lse);
+    if (sinks) p.sink_terms = sink_terms->mutable_data_ptr();
+    cuda::lse_merge_backward(p, CurrentStream(outs));
+  } else {
+    cpu::kernels().lse_merge_backward(p, executor(outs.numel()));
+  }
   return {douts, dlses, dsinks};
 }
 
-}  // namespace
-}  // namespace regrow::ops
-
-STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) {
-  m.impl("lse_merge", TORCH_BOX(&regrow::ops::lse_merge));
-  m.impl("lse_merge_bwd", TORCH_BOX(&regrow::ops::lse_merge_bwd));
+template <class Library>
+void implement(Library& m) {
+  m.impl("lse_merge", TORCH_BOX(&lse_merge));
+  m.impl("lse_merge_bwd", TORCH_BOX(&lse_merge_bwd));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { m.impl("lse_merge", TORCH_BOX(&regrow::ops::lse_merge)); }
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(regrow, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(regrow, CUDA, m) { implement(m); }
+
+}  // namespace regrow::ops

@@ -41,6 +41,8 @@ STABLE_TORCH_LIBRARY(regrow, m) {
   m.def(
       "head_logits_bwd(Tensor dlogits, Tensor hidden, Tensor weight, Tensor(a!)? dhidden, Tensor(b!)? dweight) "
       "-> ()");
+  // out += a b, summed in the dtype of out; torch's product, of which head_logits_bwd on CUDA is made.
+  m.def("add_matmul_(Tensor(a!) out, Tensor a, Tensor b) -> ()");
   // Rows of logits [R,V], x = softcap(logits) / temperature: lse (fp64, whatever the logits) and entropy (nats)
   // of each row.
   m.def("logits_row_stats(Tensor logits, float temperature, float? softcap) -> (Tensor lse, Tensor entropy)");

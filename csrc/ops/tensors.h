@@ -14,6 +14,11 @@
 #include "kernels/dtype.h"
 #include "platform/check.h"
 
+// Its name in the headers of torch 2.10.
+#if !defined(STABLE_TORCH_ERROR_CODE_CHECK)
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 namespace regrow::ops {
 
 using torch::headeronly::ScalarType;

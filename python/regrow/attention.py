@@ -148,17 +148,15 @@ def _find_plan(tree, q, k, v, window, query_start, query_index, key_start):
         query_start=query_start,
         key_start=key_start,
     )
-    if torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if compiling or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         found = None
         if query_index is None:
             found = cached_plan(tree, num_queries=q.size(0), num_keys=k.size(0), **rectangle)
         if found is None:
-            raise RuntimeError(
-                "no plan for this call, and none can be made under torch.compile: call regrow.plan first"
-            )
+            where = "torch.compile" if compiling else "graph capture"
+            raise RuntimeError(f"no plan for this call, and none can be made under {where}: call regrow.plan first")
         return found
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("no plan can be made under graph capture: pass plan=regrow.plan(tree, ...)")
     num_queries = q.size(0) if query_index is None else None
     return make_plan(tree, num_queries=num_queries, num_keys=k.size(0), query_index=query_index, **rectangle)
 

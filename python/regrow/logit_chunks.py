@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regrow.devices import same_device
 from regrow.dtypes import accumulation_dtype
 
 ops = torch.ops.regrow
@@ -78,18 +79,25 @@ def chunked_backward(dlogp, dentropy, hidden, weight, targets, temperature, soft
             logits, lse, entropy, row_start, targets.token[span], dlogp[span],
             None if dentropy is None else dentropy[rows], temperature, softcap,
         )  # fmt: skip
-        _add_gradients(logits, chunk, weight, dhidden[rows] if need_hidden else None, dweight)
+        ops.head_logits_bwd(logits, chunk, weight, dhidden[rows] if need_hidden else None, dweight)
     return dhidden.to(hidden.dtype), dweight.to(weight.dtype) if need_weight else weight.new_empty(0)
 
 
-def _add_gradients(dlogits, hidden, weight, dhidden, dweight):
-    """dhidden [R,H] = dlogits weight, dweight [V,H] += dlogits^T hidden; None where it is not wanted."""
-    if hidden.is_cpu:
-        ops.head_logits_bwd(dlogits, hidden, weight, dhidden, dweight)
-        return
-    with torch.autocast(hidden.device.type, enabled=False):
-        dlogits = dlogits.to(hidden.dtype)
-        if dhidden is not None:
-            dhidden.copy_(dlogits @ weight)
-        if dweight is not None:
-            dweight += dlogits.T @ hidden
+@torch.library.impl("regrow::add_matmul_", "default")
+def _add_matmul(out, a, b):
+    torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+
+
+@torch.library.register_fake("regrow::add_matmul_")
+def _(out, a, b):
+    same_device(out=out, a=a, b=b)
+
+
+@torch.library.register_fake("regrow::head_logits_out")
+def _(hidden, weight, out):
+    same_device(hidden=hidden, weight=weight, out=out)
+
+
+@torch.library.register_fake("regrow::head_logits_bwd")
+def _(dlogits, hidden, weight, dhidden, dweight):
+    same_device(hidden=hidden, weight=weight, dlogits=dlogits, dhidden=dhidden, dweight=dweight)

@@ -232,12 +232,22 @@ def _(hidden, weight, parent_index, tokens, temperature, softcap):
     return hidden.new_empty(hidden.size(0), dtype=dtype), hidden.new_empty(hidden.size(0), dtype=dtype)
 
 
-@torch.library.register_fake("regrow::row_logprobs_bwd")
-@torch.library.register_fake("regrow::tree_logprobs_bwd")
-def _(dlogp, dentropy, hidden, weight, *rest):
-    same_device(dlogp=dlogp, hidden=hidden, weight=weight)
-    need_hidden, need_weight = rest[-2:]
+def _fake_gradients(hidden, weight, temperature, softcap, need_hidden, need_weight):
     return hidden.new_empty(hidden.shape if need_hidden else 0), hidden.new_empty(weight.shape if need_weight else 0)
+
+
+@torch.library.register_fake("regrow::row_logprobs_bwd")
+def _(dlogp, dentropy, hidden, weight, target_row, target_token, *options):
+    same_device(
+        dlogp=dlogp, dentropy=dentropy, hidden=hidden, weight=weight, target_row=target_row, target_token=target_token
+    )
+    return _fake_gradients(hidden, weight, *options)
+
+
+@torch.library.register_fake("regrow::tree_logprobs_bwd")
+def _(dlogp, dentropy, hidden, weight, parent_index, tokens, *options):
+    same_device(dlogp=dlogp, dentropy=dentropy, hidden=hidden, weight=weight, parent_index=parent_index, tokens=tokens)
+    return _fake_gradients(hidden, weight, *options)
 
 
 @torch.library.register_fake("regrow::logits_row_stats")
@@ -251,12 +261,16 @@ def _(logits, temperature, softcap):
 
 @torch.library.register_fake("regrow::logits_pick")
 def _(logits, lse, target_row, target_token, temperature, softcap):
+    same_device(logits=logits, lse=lse, target_row=target_row, target_token=target_token)
     return logits.new_empty(target_row.size(0), dtype=accumulation_dtype(logits.dtype))
 
 
 @torch.library.register_fake("regrow::logits_row_grad_")
 def _(logits, lse, entropy, row_start, target_token, dlogp, dentropy, temperature, softcap):
-    return None
+    same_device(
+        logits=logits, lse=lse, entropy=entropy, row_start=row_start, target_token=target_token, dlogp=dlogp,
+        dentropy=dentropy,
+    )  # fmt: skip
 
 
 refuse_second_derivative("regrow::row_logprobs_bwd", "row_logprobs")

@@ -72,3 +72,11 @@ def attention(emulator, every_way):
     from attention_runs import Runner
 
     return lambda rows=64, multiprocessors=1: Runner(emulator, every_way, WAYS, rows, multiprocessors)
+
+
+@pytest.fixture
+def backward(emulator, every_way):
+    """`backward(multiprocessors)` runs the gradients of tree attention: backward_runs.py."""
+    from backward_runs import BackwardRunner
+
+    return lambda multiprocessors=1: BackwardRunner(emulator, every_way, WAYS, multiprocessors)

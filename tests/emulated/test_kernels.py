@@ -6,17 +6,7 @@ import torch
 
 import regrow
 from accuracy import assert_accurate
-
-SIXTEEN_BIT = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-NAMES = {torch.float64: "float64", torch.float32: "float32", torch.int32: "int32", torch.uint8: "uint8", **SIXTEEN_BIT}
-
-
-def to_numpy(tensor):
-    return (tensor.view(torch.uint16) if tensor.dtype in SIXTEEN_BIT else tensor).numpy()
-
-
-def to_torch(array, dtype):
-    return torch.from_numpy(array).view(dtype) if dtype in SIXTEEN_BIT else torch.from_numpy(array)
+from arrays import NAMES, SIXTEEN_BIT, to_numpy, to_torch
 
 
 def sixteen_bits(shape, dtype, generator):
@@ -85,6 +75,73 @@ def test_lse_merge_keeps_infinities_and_nan(emulator, every_way):
     np.testing.assert_array_equal(out, cpu_out.numpy())
 
 
+# Gradients of the merge: one part; several, sinks and dlse or neither; rows that start off 16 bytes.
+@pytest.mark.parametrize("shape", MERGES, ids=str)
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=NAMES.get)
+def test_lse_merge_backward(shape, with_sinks, dtype, emulator, every_way, generator):
+    partials, queries, heads, width = shape
+    outs = torch.randn(shape, dtype=dtype, generator=generator)
+    lses = 4 * torch.randn((partials, heads, queries), dtype=dtype, generator=generator)
+    lses[torch.rand(lses.shape, generator=generator) < 0.3] = -torch.inf
+    outs[(lses == -torch.inf).transpose(1, 2)] = torch.nan
+    sinks = torch.randn(heads, dtype=dtype, generator=generator) if with_sinks else None
+    dout = torch.randn((queries, heads, width), dtype=dtype, generator=generator)
+    dlse = torch.randn((heads, queries), dtype=dtype, generator=generator) if with_sinks else None
+
+    def on_cpu(dout, dlse, *parts):
+        return torch.ops.regrow.lse_merge_bwd(dout, dlse, *parts, *regrow.lse_merge(*parts))
+
+    arguments = [dout, dlse, outs, lses, sinks, *regrow.lse_merge(outs, lses, sinks)]
+    arrays = [None if t is None else t.numpy() for t in arguments]
+    *ours, _ = every_way(lambda options: emulator.lse_merge_backward(*arrays, NAMES[dtype], options))
+    wide = [None if t is None else t.double() for t in arguments[:5]]
+    for kernel, cpu, oracle in zip(ours, on_cpu(*arguments[:5]), on_cpu(*wide), strict=True):
+        assert_accurate(torch.from_numpy(kernel), cpu, oracle, per_row=cpu.dim() > 1)
+
+
+def test_dsinks_of_more_queries_than_threads(emulator, every_way, generator):
+    outs, lses = torch.randn((1, 300, 1, 4), generator=generator), torch.randn((1, 1, 300), generator=generator)
+    parts = (outs, lses, torch.zeros(1))
+    saved = (outs[0], None, *parts, *regrow.lse_merge(*parts))
+    arrays = [None if t is None else t.numpy() for t in saved]
+    *_, dsinks, _ = every_way(lambda options: emulator.lse_merge_backward(*arrays, "float32", options))
+    *_, expected = torch.ops.regrow.lse_merge_bwd(*saved)
+    *_, oracle = torch.ops.regrow.lse_merge_bwd(*(None if t is None else t.double() for t in saved))
+    assert_accurate(torch.from_numpy(dsinks), expected, oracle)
+
+
+def test_lse_merge_backward_keeps_infinities_and_nan(emulator, every_way):
+    inf, nan = torch.inf, torch.nan
+    lses = torch.tensor([[-inf, inf, nan, 1.0], [-inf, 0.0, 0.0, nan]]).reshape(2, 1, 4)
+    parts = (torch.ones(2, 4, 1, 8), lses, torch.tensor([-inf]))
+    saved = (torch.ones(4, 1, 8), torch.ones(1, 4), *parts, *regrow.lse_merge(*parts))
+    *ours, _ = every_way(lambda options: emulator.lse_merge_backward(*(t.numpy() for t in saved), "float32", options))
+    for kernel, cpu in zip(ours, torch.ops.regrow.lse_merge_bwd(*saved), strict=True):
+        np.testing.assert_array_equal(kernel, cpu.numpy())
+
+
+def test_merges_of_rows_off_16_bytes(emulator, options, generator):
+    def shifted(*shape):
+        values = torch.randn(int(np.prod(shape)) + 1, generator=generator)
+        return values[1:].view(shape)
+
+    outs, dout, lses = shifted(2, 3, 1, 8), shifted(3, 1, 8), shifted(2, 1, 3)
+    out, lse, _ = emulator.lse_merge(outs.numpy(), lses.numpy(), None, "float32", options)
+    expected = regrow.lse_merge(outs, lses)
+    torch.testing.assert_close((torch.from_numpy(out), torch.from_numpy(lse)), expected)
+    saved = (dout, None, outs, lses, None, *expected)
+    arrays = [None if t is None else t.numpy() for t in saved]
+    *ours, _ = emulator.lse_merge_backward(*arrays, "float32", options)
+    torch.testing.assert_close(tuple(map(torch.from_numpy, ours)), torch.ops.regrow.lse_merge_bwd(*saved))
+
+
+def test_the_barrier_of_dsinks_matters(emulator, assert_each_sync_point_matters):
+    row, one = np.ones((1, 1, 1, 4), np.float32), np.ones((1, 1, 1), np.float32)
+    arguments = (row[0], None, row, one, one[0, 0], row[0], one[0], "float32")
+    assert len(assert_each_sync_point_matters(lambda options: emulator.lse_merge_backward(*arguments, options))) == 1
+
+
 # Rows of 16-byte units, of 4-byte units, of bytes; rows longer than one pass of a block; rows that are slices.
 GATHERS = [
     (torch.bfloat16, 64, 0),
@@ -114,45 +171,6 @@ def test_replay_scatter(dtype, width, num_rows, emulator, every_way, generator):
         lambda options: emulator.replay_scatter(to_numpy(src), index.numpy(), num_rows, NAMES[dtype], options)
     )
     assert torch.equal(to_torch(out, dtype), regrow.replay_scatter(src, index, num_rows))
-
-
-# Rows of 16 bytes together and of single values; fewer values than threads, more than one round of them.
-@pytest.mark.parametrize("vocabulary", [3, 40, 517, 4160])
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=NAMES.get)
-def test_logits_rows(vocabulary, softcap, dtype, emulator, every_way, generator):
-    logits = (5 * torch.randn((3, vocabulary), generator=generator)).to(dtype)
-    logits[1, 0] = -torch.inf
-    row, token = torch.randint(3, (300,), generator=generator), torch.randint(vocabulary, (300,), generator=generator)
-    targets = (row.numpy(), token.numpy(), NAMES[dtype], 0.7, softcap)
-    *ours, _ = every_way(lambda options: emulator.logits(to_numpy(logits), *targets, options))
-
-    def on_cpu(x):
-        lse, entropy = torch.ops.regrow.logits_row_stats(x, 0.7, softcap or None)
-        return lse, entropy, torch.ops.regrow.logits_pick(x, lse, row, token, 0.7, softcap or None)
-
-    for kernel, cpu, oracle in zip(ours, on_cpu(logits), on_cpu(logits.double()), strict=True):
-        assert_accurate(torch.from_numpy(kernel), cpu, oracle)
-
-
-def test_logits_rows_keep_infinities_and_nan(emulator, every_way, generator):
-    logits = torch.randn((3, 40), generator=generator)
-    logits[0, 7], logits[1, 33], logits[2] = torch.nan, torch.inf, -torch.inf
-    index = np.zeros(1, np.int64)
-    lse, entropy, *_ = every_way(
-        lambda options: emulator.logits(logits.numpy(), index, index, "float32", 1.0, 0.0, options)
-    )
-    cpu_lse, cpu_entropy = torch.ops.regrow.logits_row_stats(logits, 1.0, None)
-    np.testing.assert_array_equal(lse, cpu_lse.numpy())
-    np.testing.assert_array_equal(entropy, cpu_entropy.numpy())
-
-
-def test_each_barrier_of_logits_rows_matters(emulator, assert_each_sync_point_matters, generator):
-    logits, index = torch.randn((1, 520), generator=generator).numpy(), np.zeros(1, np.int64)
-    points = assert_each_sync_point_matters(
-        lambda options: emulator.logits(logits, index, index, "float32", 1.0, 0.0, options)
-    )
-    assert len(points) == 3
 
 
 # On CUDA no index is read on the host: the kernels look for themselves, and say in their own words what is wrong.

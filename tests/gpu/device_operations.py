@@ -1,4 +1,4 @@
-"""Every forward op of regrow as a thing to run again, with other values: for streams, graphs, repeats, tools."""
+"""The ops of regrow as things to run again, with other values: for streams, graphs, repeats, tools."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 
 import regrow
 from device_cases import plan_of
+from regrow.logit_chunks import Targets
 
 BF16 = torch.bfloat16
 
@@ -69,6 +70,12 @@ def _merges(device, tokens):
             torch.empty(shape, dtype=dtype, device=device) for shape in ((3, tokens, 4, width), (3, 4, tokens), (4,))
         ]
         yield Operation(f"lse_merge, {dtype}, {width}", values, lambda values=values: regrow.lse_merge(*values))
+        gradients_of = [torch.empty(shape, dtype=dtype, device=device) for shape in ((tokens, 4, width), (4, tokens))]
+
+        def gradients(values=values, gradients_of=gradients_of):
+            return torch.ops.regrow.lse_merge_bwd(*gradients_of, *values, *regrow.lse_merge(*values))
+
+        yield Operation(f"lse_merge_bwd, {dtype}, {width}", [*values, *gradients_of], gradients)
 
 
 def _rows(device, tokens, width):
@@ -109,6 +116,18 @@ def _logits(device, tokens, vocabulary):
             return lse, entropy, torch.ops.regrow.logits_pick(logits, lse, row, column, 0.7, softcap)
 
         yield Operation(f"logits, {dtype}, {columns}", [logits], stats)
+        targets = Targets.sort(None, rows, row, column)
+        dlogp, dentropy = torch.empty(tokens, device=device), torch.empty(rows, device=device)
+
+        def gradient(logits=logits, targets=targets, numbers=(dlogp, dentropy), softcap=softcap):
+            lse, entropy = torch.ops.regrow.logits_row_stats(logits, 0.7, softcap)
+            gradient = logits.clone()
+            torch.ops.regrow.logits_row_grad_(
+                gradient, lse, entropy, targets.row_start, targets.token, *numbers, 0.7, softcap
+            )
+            return (gradient,)
+
+        yield Operation(f"logits_row_grad_, {dtype}, {columns}", [logits, dlogp, dentropy], gradient)
 
     values = [torch.empty(shape, dtype=BF16, device=device) for shape in ((rows, 64), (vocabulary, 64))]
 
@@ -116,3 +135,9 @@ def _logits(device, tokens, vocabulary):
         return regrow.row_logprobs(*values, row, token)
 
     yield Operation("row_logprobs", values, logprobs, waits=True)
+    numbers = [torch.empty(size, device=device) for size in (tokens, rows)]
+
+    def gradients():
+        return torch.ops.regrow.row_logprobs_bwd(*numbers, *values, row, token, 1.0, None, True, True)
+
+    yield Operation("row_logprobs_bwd", [*values, *numbers], gradients, waits=True)

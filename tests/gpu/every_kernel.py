@@ -1,4 +1,4 @@
-"""Runs every forward op once at a small size: what compute-sanitizer and the profiler look at.
+"""Runs every op once at a small size: what compute-sanitizer and the profiler look at.
 
 python tests/gpu/every_kernel.py [--device cpu] [--names]: --names prints the kernels that ran, a line each.
 """

@@ -33,6 +33,10 @@ CALLS = {
     "index of scatter": "regrow.replay_scatter(rows, index({value}), 4)",
     "target_row": "torch.ops.regrow.logits_pick(rows[:, :4].contiguous(), lse, index({value}), zeros, 1.0, None)",
     "target_token": "torch.ops.regrow.logits_pick(rows[:, :4].contiguous(), lse, zeros, index({value}), 1.0, None)",
+    "target_token of a gradient": (
+        "torch.ops.regrow.logits_row_grad_(rows[:, :4].contiguous(), lse, lse.float(), torch.arange(5, device=device), "
+        "index({value}), lse.float(), None, 1.0, None)"
+    ),
 }
 
 

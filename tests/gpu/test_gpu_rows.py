@@ -35,6 +35,29 @@ def test_lse_merge(dtype, with_sinks, partials, width, device, size):
         assert_accurate(x, y, z, what=name)
 
 
+@pytest.mark.parametrize("partials, width", [(1, 128), (7, 64), (3, 33)])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lse_merge_gradients(dtype, with_sinks, partials, width, device, size):
+    queries, heads = size(2048, 20), 8
+    outs = random(partials, queries, heads, width, dtype=dtype, device=device)
+    lses = 4 * random(partials, heads, queries, dtype=dtype, device=device, seed=1)
+    lses[1:][random(*lses[1:].shape, device=device, seed=2) < -0.5] = -torch.inf  # each row sees something
+    sinks = random(heads, dtype=dtype, device=device, seed=3) if with_sinks else None
+    dout = random(queries, heads, width, dtype=dtype, device=device, seed=4)
+    dlse = random(heads, queries, dtype=dtype, device=device, seed=5)
+
+    def differentiate(merge, kind):
+        leaves = [t.to(kind).requires_grad_() for t in (outs, lses, sinks) if t is not None]
+        return torch.autograd.grad(merge(*leaves), leaves, (dout.to(kind), dlse.to(kind)))
+
+    ours, plain = differentiate(regrow.lse_merge, dtype), differentiate(reference.lse_merge, dtype)
+    for name, x, y, z in zip(
+        ("douts", "dlses", "dsinks"), ours, plain, differentiate(reference.lse_merge, torch.float64), strict=False
+    ):
+        assert_accurate(x, y, z, what=name)
+
+
 def index_of(kind, rows, device):
     generator = torch.Generator().manual_seed(0)
     kinds = {
@@ -107,9 +130,15 @@ def test_row_logprobs(dtype, vocabulary, softcap, device, size):
     row = torch.randint(rows, (2 * rows,), generator=generator).to(device)
     token = torch.randint(vocabulary, (2 * rows,), generator=generator).to(device)
     options = {"temperature": 0.7, "softcap": softcap}
-    with torch.no_grad():
-        ours = regrow.row_logprobs(hidden, weight, row, token, **options)
-        plain = reference.row_logprobs(hidden, weight, row, token, **options)
-        oracle = reference.row_logprobs(hidden.double(), weight.double(), row, token, **options)
-    for name, x, y, z in zip(("logp", "entropy"), ours, plain, oracle, strict=True):
+    numbers = [random(n, dtype=torch.float64, device=device, seed=n) for n in (2 * rows, rows)]
+
+    def differentiate(function, kind):
+        leaves = [x.to(kind).requires_grad_() for x in (hidden, weight)]
+        results = function(*leaves, row, token, **options)
+        gradients = torch.autograd.grad(results, leaves, [g.to(x.dtype) for g, x in zip(numbers, results, strict=True)])
+        return *(x.detach() for x in results), *gradients
+
+    results = [differentiate(regrow.row_logprobs, dtype), differentiate(reference.row_logprobs, dtype)]
+    results.append(differentiate(reference.row_logprobs, torch.float64))
+    for name, x, y, z in zip(("logp", "entropy", "dhidden", "dweight"), *results, strict=True):
         assert_accurate(x, y, z, what=name)

@@ -40,7 +40,7 @@ def kernels():
 
 
 def test_kernels_are_found():
-    known = {"lse_merge", "replay_gather", "replay_scatter", "logits_row_stats", "logits_pick"}
+    known = {"lse_merge", "replay_gather", "replay_scatter", "logits_row_stats", "logits_pick", "logits_row_grad"}
     assert known | {"tree_attention", "tree_attention_merge"} <= kernels()
 
 

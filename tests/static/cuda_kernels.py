@@ -41,6 +41,11 @@ KERNELS = (
         holds_where=(("float, 4|double, 2", LOAD_16), ("float, 4|double, 2", STORE_16)),
     ),
     Kernel(
+        "lse_merge_backward", 4, "LseMergeConfig",
+        holds_where=(("float, 4|double, 2", LOAD_16), ("float, 4|double, 2", STORE_16)),
+    ),
+    Kernel("lse_merge_dsinks", 2, "LseMergeConfig", shared="SinkGradientSmem<{0}>", holds=(BARRIER,)),
+    Kernel(
         "replay_gather", 3, "ReplayGatherConfig", holds=(ASSERT,),
         holds_where=(("Vector16", LOAD_16), ("Vector16", STORE_16)),
     ),
@@ -53,6 +58,13 @@ KERNELS = (
         holds=(BARRIER,), holds_where=(("double.*2$|float.*4$|[bf][fp]16.*8$", LOAD_16),),
     ),
     Kernel("logits_pick", 8, "LogitsRowConfig", holds=(ASSERT,)),
+    Kernel(
+        "logits_row_grad", 16, "LogitsRowConfig", shared="LogitsGradSmem", holds=(BARRIER, ASSERT),
+        holds_where=(
+            ("double.*2$|float.*4$|[bf][fp]16.*8$", LOAD_16), ("double.*2$|float.*4$|[bf][fp]16.*8$", STORE_16),
+            ("bf16", TO_BF16), ("fp16", TO_FP16),
+        ),
+    ),
     Kernel(
         "tree_attention", 32, "{0}", shared="typename {0}::Smem",
         holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, LOAD_MATRIX_TRANSPOSED, BARRIER, STORE_16),

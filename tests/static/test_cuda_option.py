@@ -104,6 +104,7 @@ int main() {
   say([] { cuda::logits_row_stats({}, nullptr); });
   say([] { cuda::logits_pick({}, nullptr); });
   say([] { cuda::device_limits(0); });
+  say([] { cuda::make_current(0); });
 }
 """
 

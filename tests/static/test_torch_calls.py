@@ -14,6 +14,7 @@ SOURCE = """
 
 #include "ops/aten.h"
 #include "ops/current_stream.h"
+#include "ops/head_products.h"
 
 namespace regrow::ops {
 
@@ -28,6 +29,8 @@ STABLE_TORCH_LIBRARY(regrow_calls, m) {
   m.def("arange(Tensor like, int size) -> Tensor");
   m.def("searchsorted(Tensor sorted, Tensor values) -> Tensor");
   m.def("matmul_into(Tensor a, Tensor b, Tensor(a!) out) -> ()");
+  m.def(
+      "head_gradients(Tensor dlogits, Tensor hidden, Tensor weight, Tensor(a!)? dhidden, Tensor(b!)? dweight) -> ()");
   m.def("current_stream(Tensor t) -> bool");
 }
 
@@ -36,6 +39,7 @@ STABLE_TORCH_LIBRARY_IMPL(regrow_calls, CompositeExplicitAutograd, m) {
   m.impl("arange", TORCH_BOX(&arange));
   m.impl("searchsorted", TORCH_BOX(&searchsorted));
   m.impl("matmul_into", TORCH_BOX(&matmul_into));
+  m.impl("head_gradients", TORCH_BOX(&head_gradients));
   m.impl("current_stream", TORCH_BOX(&current_stream));
 }
 
@@ -86,6 +90,45 @@ def test_matmul_into(calls):
     calls.matmul_into(a.double(), b.double(), out.double())
     with pytest.raises(RuntimeError):
         calls.matmul_into(a, a, out.float())
+
+
+@pytest.fixture
+def products_on_the_cpu():
+    """The CPU computes aten::mm and addmm with an out_dtype too, as CUDA does: products exact, sums in out's dtype."""
+    checked = []
+
+    def product(a, b, out_dtype, out):
+        assert a.dtype == b.dtype and out.dtype == out_dtype
+        checked.append(a.dtype)
+        return a.to(out_dtype) @ b.to(out_dtype)
+
+    with torch.library._scoped_library("aten", "IMPL", "CPU") as library:
+        library.impl("mm.dtype_out", lambda a, b, out_dtype, *, out: out.copy_(product(a, b, out_dtype, out)))
+        library.impl(
+            "addmm.dtype_out",
+            lambda c, a, b, out_dtype, *, beta=1, alpha=1, out: out.copy_(
+                beta * c + alpha * product(a, b, out_dtype, out)
+            ),
+        )
+        yield checked
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows, vocabulary, width", [(5, 7, 8), (0, 7, 8), (5, 0, 8), (1, 1, 1)])
+def test_head_gradients(rows, vocabulary, width, dtype, calls, products_on_the_cpu, generator):
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    dlogits = torch.randn((rows, vocabulary), dtype=wide, generator=generator)
+    hidden = torch.randn((rows, width), dtype=wide, generator=generator).to(dtype)
+    weight = torch.randn((width, vocabulary), dtype=wide, generator=generator).to(dtype).T  # any strides
+    dhidden, dweight = torch.full((rows, width), torch.nan, dtype=wide), torch.ones((vocabulary, width), dtype=wide)
+    calls.head_gradients(dlogits, hidden, weight, dhidden, dweight)
+    rounded = dlogits.to(dtype).to(wide)
+    torch.testing.assert_close(dhidden, rounded @ weight.to(wide))
+    torch.testing.assert_close(dweight, 1 + rounded.T @ hidden.to(wide))
+    assert set(products_on_the_cpu) <= {dtype}
+    before = len(products_on_the_cpu)
+    calls.head_gradients(dlogits, hidden, weight, None, None)
+    assert len(products_on_the_cpu) == before
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="for a torch without CUDA")
