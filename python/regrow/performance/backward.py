@@ -15,9 +15,9 @@ L2_LATENCY = 300
 # Bytes of L2 that one multiprocessor takes in a clock while the others don't.
 L2_PORT = 64
 COPY_LATENCY = 1000  # kCopyLatency (csrc/kernels/attention_plan.h)
-# Loads that each wait for the one before, at every step: the next query tile's run, through two headers, and the rank.
-# Acquiring the turn drops the L1, so they come from L2.
-WALK_LOADS, RANK_LOADS = 3, 2
+# Loads that each wait for the one before, at every step: the next query tile's run; and the rank, through the plan's
+# header and the query tile's list. Acquiring the turn drops the L1, so they come from L2.
+WALK_LOADS, RANK_LOADS = 1, 3
 # And at an item's start: the ticket, and the item through the plan's headers.
 START_LOADS = 4
 
@@ -108,13 +108,12 @@ def step_of(kernel, head_dim, device):
     """(Step, {part: clocks}) of the kernel as built."""
     parts = kernel.clocks(device)
     dim, query_parts = padded(head_dim), passes.query_parts(head_dim)
-    stages = next(c["stages"] for c in _C.backward_configurations() if c["head_dim"] == dim)
     # Two halves of 8 rows a warp, each loaded, added to, stored.
     add = 2 * query_parts * L2_LATENCY + kernel.rows * dim * 4 / L2_PORT
     parts["look_ups"] = (WALK_LOADS + RANK_LOADS) * L2_LATENCY
     parts["turn"] = L2_LATENCY + add + L2_LATENCY
     return Step(
-        work=parts["multiply"] + parts["softmax"] + parts["look_ups"] + (COPY_LATENCY if stages == 1 else 0),
+        work=parts["multiply"] + parts["softmax"] + parts["look_ups"] + (0 if stages_of(dim) > 1 else COPY_LATENCY),
         poll=L2_LATENCY,
         add=add,
         hand_on=L2_LATENCY,
@@ -130,14 +129,19 @@ def key_add(kernel, dim):
 
 
 def padded(head_dim):
-    return next(c["head_dim"] for c in _C.backward_configurations() if c["head_dim"] >= head_dim)
+    return passes.configuration(head_dim)["head_dim"]
+
+
+def stages_of(head_dim):
+    """Of queries in shared memory; with one, a step waits for its copies."""
+    return passes.configuration(head_dim)["stages"]
 
 
 def predict_backward(words, shape, chip, out_size=None, accumulate=False):
     """The backward that `words`, a plan for `chip`, makes of `shape`. accumulate: into sums of the caller's."""
     work = Work(words, shape.query_heads, shape.kv_heads)
-    dims, size = shape.head_dim + shape.value_dim, shape.element_size
-    kernel, widest = passes.built(max(shape.head_dim, shape.value_dim)), max(shape.head_dim, shape.value_dim)
+    dims, size, widest = shape.head_dim + shape.value_dim, shape.element_size, max(shape.head_dim, shape.value_dim)
+    kernel = passes.built(widest)
     step, parts = step_of(kernel, widest, chip.device_class)
     run = run_turns(work.tickets(), work.kv_heads, chip.multiprocessors, step)
 
@@ -193,24 +197,27 @@ def kernel_traffic(work, shape, chip):
     return int(key_bytes + work.steps * step_bytes / together)
 
 
-def two_passes(work, shape, chip, delta_bytes, accumulate=False):
-    """{pass: seconds}: dk and dv by key tile, then dq by query tile, each with scores and dweights of its own."""
+def two_passes(work, shape, chip, delta_bytes, accumulate=False, kernels=None):
+    """{pass: seconds}: dk and dv by key tile, then dq by query tile, each with scores and dweights of its own.
+
+    kernels: two Pass, else those that share the built one's warps.
+    """
     widest, device = max(shape.head_dim, shape.value_dim), chip.device_class
-    keys, queries = passes.keys_pass(widest), passes.queries_pass(widest)
-    stages = next(c["stages"] for c in _C.backward_configurations() if c["head_dim"] == padded(widest))
+    keys, queries = kernels or (passes.keys_pass(widest), passes.queries_pass(widest))
     parts = keys.clocks(device)
-    own = parts["multiply"] + parts["softmax"] + (COPY_LATENCY if stages == 1 else 0)
+    own = parts["multiply"] + parts["softmax"] + (0 if stages_of(widest) > 1 else COPY_LATENCY)
     start = START_LOADS * L2_LATENCY + COPY_LATENCY
-    step = Step(own, L2_LATENCY, 0, L2_LATENCY, start, key_add(keys, padded(widest)))
-    first = run_turns(work.longest_first(), work.kv_heads, chip.multiprocessors, Step(
-        own - step.turn, L2_LATENCY, 0, L2_LATENCY, start, step.key_add), ordered=False)  # fmt: skip
+    step = Step(own, 0, 0, 0, start, key_add(keys, padded(widest)))
+    first = run_turns(work.longest_first(), work.kv_heads, chip.multiprocessors, step, ordered=False)
 
     clocks = queries.clocks_shared(device)
     # Never more blocks than multiprocessors hold; a tile's two waits for copies are the forward's.
     alone = queries.clocks(device)
     alone = max(alone["multiply"] + alone["softmax"], 2 * COPY_LATENCY)
     by_blocks = [max(clocks, alone / n) if n > 1 else alone for n in range(1, queries.blocks + 1)]
-    lists = work.visits[work.visits > 0] * (work.keys // queries.keys)
+    together = queries.rows // 64  # of the plan's query tiles
+    lists = np.resize(work.visits, -(-len(work.visits) // together) * together).reshape(-1, together).max(1)
+    lists = lists[lists > 0] * (work.keys // queries.keys)
     units = work.kv_heads * work.units_of_group
     share = max(8, -(-int(lists.sum()) * units // (2 * chip.multiprocessors * queries.blocks)))
     pieces = [n / -(-n // share) for n in lists.tolist() for _ in range(-(-n // share))]

@@ -13,7 +13,7 @@ FLOATS_OF_PAIR = 4
 
 @dataclass(frozen=True)
 class Product:
-    """[rows, depth] times [depth, columns] by a block of row_warps x column_warps warps, mma.sync from shared memory."""
+    """[rows, depth] times [depth, columns] by a block of row_warps x column_warps warps with mma.sync."""
 
     rows: int
     columns: int
@@ -72,34 +72,44 @@ class Pass:
 
 def built(head_dim):
     """The kernel that there is, five products a step."""
-    c = _configuration(head_dim)
+    c = configuration(head_dim)
     return _key_stationary(c, with_queries=True)
 
 
 def keys_pass(head_dim):
     """The first of two passes: the same blocks, without dq and what it exchanges."""
-    return _key_stationary(_configuration(head_dim), with_queries=False)
+    return _key_stationary(configuration(head_dim), with_queries=False)
 
 
 def queries_pass(head_dim):
     """The second: a block of four warps owns 64 rows and walks tiles of 64 keys. Scores, dweights and dq are in
     registers: 128 of them for head dim 128, which three blocks have."""
-    dim = _configuration(head_dim)["head_dim"]
+    dim = configuration(head_dim)["head_dim"]
     score = Product(64, 64, dim, 4, 1)
     blocks = 3 if dim <= 128 else 1
     return Pass(64, 64, ((score, score), (Product(64, dim, 64, 4, 1, row_reads=0),)), 2 * 64 * dim * 2, 0, blocks)
 
 
-def flash_attention_2(head_dim=128):
-    """Its 64 queries x 128 keys of head dim 128: warps 2 x 4, 4 x 2 and 2 x 4, weights and dscores exchanged."""
+def flash_attention_2(head_dim=128, with_queries=True):
+    """Its 64 queries x 128 keys of head dim 128: warps 2 x 4, 4 x 2 and 2 x 4, weights and dscores exchanged.
+
+    Not with_queries, a first of two passes with warps like these.
+    """
     score, key = Product(64, 128, head_dim, 2, 4), Product(128, head_dim, 64, 4, 2)
-    return Pass(
-        64, 128, ((score, score), (key, key), (Product(64, head_dim, 128, 2, 4),)),
-        2 * 64 * head_dim * 2, 2 * 64 * 128 * 2,
-    )  # fmt: skip
+    phases = [(score, score), (key, key)]
+    if with_queries:
+        phases.append((Product(64, head_dim, 128, 2, 4),))
+    return Pass(64, 128, tuple(phases), 2 * 64 * head_dim * 2, 2 * 64 * 128 * 2)
 
 
-def _configuration(head_dim):
+def square_queries_pass(head_dim=128):
+    """A second of two passes with warps like FlashAttention-2's: 128 rows, eight warps, two blocks if they fit."""
+    score = Product(128, 64, head_dim, 4, 2)
+    phases = ((score, score), (Product(128, head_dim, 64, 4, 2),))
+    return Pass(128, 64, phases, 2 * 64 * head_dim * 2, 128 * 64 * 2, blocks=2)
+
+
+def configuration(head_dim):
     return next(c for c in _C.backward_configurations() if c["head_dim"] >= head_dim)
 
 
