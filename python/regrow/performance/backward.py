@@ -216,7 +216,7 @@ def two_passes(work, shape, chip, delta_bytes, accumulate=False, kernels=None):
     alone = max(alone["multiply"] + alone["softmax"], 2 * COPY_LATENCY)
     by_blocks = [max(clocks, alone / n) if n > 1 else alone for n in range(1, queries.blocks + 1)]
     together = queries.rows // 64  # of the plan's query tiles
-    lists = np.resize(work.visits, -(-len(work.visits) // together) * together).reshape(-1, together).max(1)
+    lists = np.pad(work.visits, (0, -len(work.visits) % together)).reshape(-1, together).max(1)
     lists = lists[lists > 0] * (work.keys // queries.keys)
     units = work.kv_heads * work.units_of_group
     share = max(8, -(-int(lists.sum()) * units // (2 * chip.multiprocessors * queries.blocks)))

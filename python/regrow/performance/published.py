@@ -1,7 +1,7 @@
 """Published rates of kernels that use mma.sync as ours do, and what the model says of them.
 
 The forward's were measured with 16,384 tokens in all and 2,048 / head_dim heads, and are of FlashAttention-2's form:
-tiles of 128 queries and 64 keys, two blocks a multiprocessor, query tiles handed out head by head with the longest last.
+tiles of 128 queries and 64 keys, two blocks a multiprocessor, query tiles handed out head by head, the longest last.
 """
 
 from dataclasses import dataclass
