@@ -13,7 +13,7 @@ namespace regrow {
 
 struct LogitsRowConfig {
   static constexpr int kThreads = 256;
-  static constexpr int kMaxRegisters = 64;  // 4 blocks per SM: two passes over a row, the second from L2
+  static constexpr int kMaxRegisters = 64;  // 4 blocks per SM: the kernel waits for memory
 };
 
 // x = scale * u(logit), with u = tanh(logit / softcap) and scale = softcap / temperature, or u = logit without softcap.
@@ -57,30 +57,44 @@ GLOBAL void LAUNCH_BOUNDS(LogitsRowConfig::kThreads) logits_row_stats(const Logi
   const S* logits = static_cast<const S*>(p.logits) + row * p.row_stride;
   const LogitScale<T, kCapped> x(p);
 
-  T top = -T(INFINITY);
-  for (int64_t j = int64_t(thread_index()) * kValues; j < p.vocabulary; j += kThreads * kValues) {
-    const auto loaded = load_values<S, kValues>(logits + j);
-    UNROLL
-    for (int v = 0; v < kValues; ++v) top = larger(top, to_sum(loaded[v]));
-  }
-  top = reduce_block<kThreads>(smem.tops, top, [](T a, T b) { return larger(a, b); });
-
-  const T reference = x.bounded(top);
   const T scale_log2 = T(x.scale * 1.4426950408889634);
-  T sum = 0, moment = 0;  // of w = 2^d and of w * d, d = log2 of the weight relative to the largest
+  // log2 of a weight relative to the largest; finite where the probability is 0: 0 * log 0 is 0.
+  const auto log2_weight = [&](T bounded, T reference) {
+    const T lowest = sizeof(T) == 8 ? T(-2044) : T(-252);
+    const T d = (bounded - reference) * scale_log2;
+    return d < lowest ? lowest : d;
+  };
+  T top = -T(INFINITY), reference = x.bounded(top);  // of this thread's values so far
+  T sum = 0, moment = 0;                             // of w = 2^d and of w * d, d = log2_weight
+  const auto raise = [&](T to) {
+    const T before = reference;
+    top = to;
+    reference = x.bounded(top);
+    if (sum == 0) return;
+    const T shift = log2_weight(before, reference), factor = std::exp2(shift);
+    moment = (moment + sum * shift) * factor;
+    sum *= factor;
+  };
   // The compiler would unroll the fp64 loop into spills; a load of 16 bytes a thread is enough under way.
   NO_UNROLL
   for (int64_t j = int64_t(thread_index()) * kValues; j < p.vocabulary; j += kThreads * kValues) {
     const auto loaded = load_values<S, kValues>(logits + j);
+    T largest = top;
+    UNROLL
+    for (int v = 0; v < kValues; ++v) largest = larger(largest, to_sum(loaded[v]));
+    if (largest != top) raise(largest);
+    if (reference == -T(INFINITY)) continue;  // weights relative to it would be NaN, and are 0 beside any other
     UNROLL
     for (int v = 0; v < kValues; ++v) {
-      const T difference = (x.bounded(to_sum(loaded[v])) - reference) * scale_log2;
-      const T d = difference < kLowestLog2<T> ? kLowestLog2<T> : difference;
+      const T d = log2_weight(x.bounded(to_sum(loaded[v])), reference);
       const T w = std::exp2(d);
       sum += w;
       moment += w * d;
     }
   }
+  const T row_top = reduce_block<kThreads>(smem.tops, top, [](T a, T b) { return larger(a, b); });
+  raise(row_top);
+  if (reference == -T(INFINITY)) sum = T(NAN);  // nothing has a probability
   const auto add = [](double a, double b) { return a + b; };
   const double row_sum = reduce_block<kThreads>(smem.sums, double(sum), add);
   const double row_moment = reduce_block<kThreads>(smem.moments, double(moment), add);

@@ -19,11 +19,3 @@ def test_floor_and_prediction():
     cost = gather(CHIP, 100_000, 8192)
     assert cost.floor == pytest.approx(cost.moved_bytes / 4.8e12)
     assert cost.predicted == pytest.approx(cost.moved_bytes / 4.3e12 + KERNEL_SECONDS)
-
-
-# 528 rows are under way: of 32,000 logits they are 34 MB and stay in L2, of 151,936 they are 160 MB and a third does.
-def test_rows_of_logits_that_do_not_stay_in_l2_are_read_twice():
-    small, large = logits_rows(CHIP, 4096, 32_000), logits_rows(CHIP, 4096, 151_936)
-    assert small.predicted - KERNEL_SECONDS == pytest.approx(small.moved_bytes / 4.3e12)
-    again = 1 - 50 * 2**20 / (528 * 151_936 * 2)
-    assert (large.predicted - KERNEL_SECONDS) * 4.3e12 / large.moved_bytes == pytest.approx(1 + again, rel=1e-3)

@@ -32,22 +32,11 @@ def lse_merge(chip, num_partials, num_queries, heads, value_dim):
     return _moved(chip, (num_partials + 1) * num_queries * heads * (value_dim + 1) * 4)
 
 
-# Blocks of 256 threads and at most 64 registers (csrc/kernels/logits_rows.cuh).
-LOGITS_BLOCKS = 4
-
-
 def logits_rows(chip, num_rows, vocabulary, element_size=2):
-    """`logits_row_stats`: log-sum-exp (fp64) and entropy of each row, in two passes.
-
-    The second pass is read from L2 if the rows that are under way fit into it, else from memory again.
-    """
-    row_bytes = vocabulary * element_size
-    moved = num_rows * (row_bytes + 12)
-    under_way = min(num_rows, LOGITS_BLOCKS * chip.multiprocessors) * row_bytes
-    kept = min(1.0, chip.l2_mib * 2**20 / under_way) if under_way else 1.0
-    return _moved(chip, moved, again=(1 - kept) * num_rows * row_bytes)
+    """`logits_row_stats`: log-sum-exp (fp64) and entropy of each row, in one pass over it."""
+    return _moved(chip, num_rows * (vocabulary * element_size + 12))
 
 
-def _moved(chip, moved_bytes, again=0):
-    predicted = (moved_bytes + again) / (chip.reached_copy_gbs * 1e9) + KERNEL_SECONDS
+def _moved(chip, moved_bytes):
+    predicted = moved_bytes / (chip.reached_copy_gbs * 1e9) + KERNEL_SECONDS
     return Cost(moved_bytes, chip.floor(0, moved_bytes)[1], predicted)
