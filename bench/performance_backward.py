@@ -12,6 +12,7 @@ from regrow.performance.backward import (
     RANK_LOADS,
     WALK_LOADS,
     Work,
+    kept_share,
     step_of,
     two_passes,
 )
@@ -129,7 +130,8 @@ def variants_table(call, chips):
         )  # fmt: skip
         work = Work(words, *HEADS)
         kernel, device = passes.built(DIM), chip.device_class
-        step, parts = step_of(kernel, DIM, device)
+        shape = Shape(*HEADS, DIM, DIM, 2, 0)
+        step, parts = step_of(kernel, DIM, device, kept_share(work, shape, chip))
 
         def seconds(step, chip=chip, work=work):
             return chip.seconds(run_turns(work.tickets(), work.kv_heads, chip.multiprocessors, step).clocks)
@@ -140,7 +142,6 @@ def variants_table(call, chips):
         saved = parts["multiply"] + parts["softmax"] - wide["multiply"] - wide["softmax"]
         squarer = replace(step, work=step.work - saved)
         all_of_it = replace(ahead, work=ahead.work - saved, add=reduced.add)
-        shape = Shape(*HEADS, DIM, DIM, 2, 0)
         square = passes.flash_attention_2(DIM, with_queries=False), passes.square_queries_pass(DIM)
         two = [two_passes(work, shape, chip, 0, kernels=kernels) for kernels in (None, square)]
         rows.append(

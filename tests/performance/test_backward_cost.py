@@ -98,6 +98,14 @@ def test_a_chain():
     assert shown.items > 2 * 8 and shown.pieces > 0 and shown.merges == 0
 
 
+# 132 blocks are 8 query tiles of 64 KB behind one another, 69 MB; L2 has 50 MiB of them. A short chain's fit.
+def test_dq_that_l2_does_not_keep():
+    long, short = (explain(chain(length), (32, 8), device="H200").backward for length in (32768, 100))
+    kept = 50 * 2**20 / (132 * 8 * 65536)
+    assert long.step_clocks["turn"] == pytest.approx(600 + 2 * (300 * kept + 1000 * (1 - kept)) + 512)
+    assert short.step_clocks["turn"] == 1712
+
+
 # 64 heads of one group share a tile; of 128 there are two units, each with rows and turns of its own.
 def test_large_groups():
     one, two = (explain(chain(300), heads=(heads, 1)) for heads in (64, 128))

@@ -153,7 +153,7 @@ def test_nobody_waits_for_ever(plan, multiprocessors, data):
 def test_key_tiles_are_cut_at_the_same_query_tiles(plan):
     words, heads = plan
     work = Work(words, *heads)
-    _, _, items, min_tiles, common = _C.cuda_backward_tiles(*heads, 128, 1)
+    _, _, _, min_tiles, common = _C.cuda_backward_tiles(*heads, 128, 1)
     assert common
     pieces = {}
     for key_tile, tiles in work.items:

@@ -104,12 +104,13 @@ class Work:
         return sorted(self.items, key=lambda item: -len(item[1]))
 
 
-def step_of(kernel, head_dim, device):
-    """(Step, {part: clocks}) of the kernel as built."""
+def step_of(kernel, head_dim, device, kept=1.0):
+    """(Step, {part: clocks}) of the kernel as built. kept: the share of dq that L2 has when it is added to."""
     parts = kernel.clocks(device)
     dim, query_parts = padded(head_dim), passes.query_parts(head_dim)
     # Two halves of 8 rows a warp, each loaded, added to, stored.
-    add = 2 * query_parts * L2_LATENCY + kernel.rows * dim * 4 / L2_PORT
+    latency = kept * L2_LATENCY + (1 - kept) * COPY_LATENCY
+    add = 2 * query_parts * latency + kernel.rows * dim * 4 / L2_PORT
     parts["look_ups"] = (WALK_LOADS + RANK_LOADS) * L2_LATENCY
     parts["turn"] = L2_LATENCY + add + L2_LATENCY
     return Step(
@@ -142,7 +143,7 @@ def predict_backward(words, shape, chip, out_size=None, accumulate=False):
     work = Work(words, shape.query_heads, shape.kv_heads)
     dims, size, widest = shape.head_dim + shape.value_dim, shape.element_size, max(shape.head_dim, shape.value_dim)
     kernel = passes.built(widest)
-    step, parts = step_of(kernel, widest, chip.device_class)
+    step, parts = step_of(kernel, widest, chip.device_class, kept_share(work, shape, chip))
     run = run_turns(work.tickets(), work.kv_heads, chip.multiprocessors, step)
 
     query_rows, key_rows = work.num_queries * shape.query_heads, work.num_keys * shape.kv_heads
@@ -183,18 +184,24 @@ def predict_backward(words, shape, chip, out_size=None, accumulate=False):
     )
 
 
-def kernel_traffic(work, shape, chip):
-    """Bytes of memory: keys and their sums once an item; query tiles again where L2 does not keep them from one key
-    tile's block to the next one's, which follows as many steps behind as a key tile has query tiles."""
-    dims, size = shape.head_dim + shape.value_dim, shape.element_size
-    items = len(work.items) * work.kv_heads
-    key_bytes = items * work.keys * dims * (size + 8)
+def kept_share(work, shape, chip):
+    """Of the query tiles, with their dq: how many L2 still has when the next key tile's block comes to them, which
+    follows as many steps behind as a key tile has query tiles of its own."""
     rows = work.tokens * work.heads_of_tile
-    step_bytes = rows * (dims * size + 8 * shape.head_dim)
-    behind = min(work.keys / work.tokens * work.units_of_group, work.steps / max(items, 1))
-    kept = chip.multiprocessors * behind * step_bytes <= chip.l2_mib * 2**20
-    together = max(1, min(chip.multiprocessors / work.kv_heads, int(work.visits.max(initial=0)))) if kept else 1
-    return int(key_bytes + work.steps * step_bytes / together)
+    tile_bytes = rows * ((shape.head_dim + shape.value_dim) * shape.element_size + 4 * shape.head_dim)
+    behind = min(work.keys / work.tokens * work.units_of_group, work.steps / max(len(work.items) * work.kv_heads, 1))
+    return min(1.0, chip.l2_mib * 2**20 / max(1, chip.multiprocessors * behind * tile_bytes))
+
+
+def kernel_traffic(work, shape, chip):
+    """Bytes of memory: keys, and their sums read and written, once an item; query tiles for each key tile again as far
+    as L2 does not keep them, else for as many key tiles as run at once."""
+    dims, size = shape.head_dim + shape.value_dim, shape.element_size
+    key_bytes = len(work.items) * work.kv_heads * work.keys * dims * (size + 8)
+    step_bytes = work.tokens * work.heads_of_tile * (dims * size + 8 * shape.head_dim)
+    kept = kept_share(work, shape, chip)
+    together = max(1, min(chip.multiprocessors / work.kv_heads, int(work.visits.max(initial=0))))
+    return int(key_bytes + work.steps * step_bytes * (kept / together + 1 - kept))
 
 
 def two_passes(work, shape, chip, delta_bytes, accumulate=False, kernels=None):

@@ -66,4 +66,4 @@ def run_turns(items, heads, multiprocessors, step, ordered=True):
     clocks = max(free, default=0.0)
     if not clocks:
         return Turns(0.0, 1.0, 0.0)
-    return Turns(float(clocks), float(busy / clocks / multiprocessors), float(waiting / busy))
+    return Turns(float(clocks), float(busy / clocks / multiprocessors), max(0.0, float(waiting / busy)))
