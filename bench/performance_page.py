@@ -4,7 +4,9 @@ import argparse
 import random
 from pathlib import Path
 
+import performance_backward as backward
 import torch
+from performance_format import indent, table, time
 from performance_picture import draw
 
 import regrow
@@ -26,25 +28,13 @@ MORE_CALLS = {
     "prefill of 4,096": workloads.prefill(),
     "prefill of 131,072": workloads.prefill(131_072),
 }
+SHORTER_CALL = {"prefill of 4,096": MORE_CALLS["prefill of 4,096"]}
 HIDDEN, VOCABULARY = 4096, 151_936
 
 
 def explain(call, chip, **options):
     tree, index = call
     return regrow.explain(tree, workloads.HEADS, workloads.DIM, torch.bfloat16, chip, query_index=index, **options)
-
-
-def table(header, rows):
-    lines = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
-    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])
-
-
-def indent(text):
-    return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def time(seconds):
-    return f"{seconds * 1e3:,.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} us"
 
 
 def chip_table():
@@ -170,6 +160,13 @@ def main():
         "kernels": kernel_tables(),
         "planner": planner_table(),
         "drafts": drafts_table(),
+        "backward steps": backward.steps_table(CHIPS_SHOWN),
+        "backward": backward.backward_table(CALLS | SHORTER_CALL, CHIPS_SHOWN, explain),
+        "backward published": backward.published_table(),
+        "backward orders": backward.orders_table(),
+        "backward cuts": backward.cuts_table(CALLS | SHORTER_CALL, CHIPS_SHOWN),
+        "backward variants": backward.variants_table(CALLS["GRPO: 8 x 1,024 over 32,768"], CHIPS_SHOWN),
+        "backward example": indent(str(explain(CALLS["conversation of depth 8"], "H20", backward=True))),
         "example": indent(str(explain(CALLS["verification: 32 x 16 drafts over 16,384"], "H200"))),
     }
     for name, text in parts.items():

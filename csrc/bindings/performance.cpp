@@ -2,6 +2,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+
 #include "kernels/attention_plan.h"
 #include "kernels/attention_tiling.h"
 #include "platform/check.h"
@@ -29,11 +31,27 @@ py::list forward_configurations() {
   return all;
 }
 
+py::list backward_configurations() {
+  py::list all;
+  for (const BackwardConfiguration& c : kBackwardConfigurations) {
+    py::dict d;
+    d["head_dim"] = c.head_dim;
+    d["rows"] = kBackwardRows;
+    d["keys"] = c.keys;
+    d["column_warps"] = c.column_warps;
+    d["warps"] = kBackwardThreads / 32;
+    d["stages"] = c.stages;
+    all.append(d);
+  }
+  return all;
+}
+
 py::dict class_of_device(int compute_capability, int multiprocessors) {
   const DeviceClass& c = device_class(compute_capability, multiprocessors);
   py::dict d;
   d["name"] = c.name;
   d["matmul_per_clock"] = c.matmul_per_clock;
+  d["floats_per_clock"] = c.floats_per_clock;
   d["l2_bytes_per_clock"] = c.l2_bytes_per_clock;
   d["shared_bytes"] = c.shared_bytes;
   return d;
@@ -63,12 +81,61 @@ py::tuple tiles_for_cuda(int64_t query_heads, int64_t kv_heads, int rows, int mu
   return py::make_tuple(t.queries, t.keys, t.items, t.min_tiles, heads_of_tile(query_heads / kv_heads, rows));
 }
 
-// The forward's items in their order, and what becomes of them.
-py::dict plan_work(const py::array_t<int32_t, py::array::c_style>& words) {
+// (queries of a tile, keys of a tile, items, min_tiles, common_cuts) of the backward
+py::tuple backward_tiles_for_cuda(int64_t query_heads, int64_t kv_heads, int64_t head_dim, int multiprocessors) {
+  const TileShape t = cuda_backward_tiles(query_heads, kv_heads, padded_head_dim(head_dim), multiprocessors);
+  return py::make_tuple(t.queries, t.keys, t.items, t.min_tiles, t.common_cuts);
+}
+
+using Words = py::array_t<int32_t, py::array::c_style>;
+
+PlanView checked(const Words& words) {
   const PlanView plan(words.data());
   CHECK(words.size() >= int64_t(sizeof(PlanHeader) / 4) && plan.header().magic == kPlanMagic &&
             plan.header().num_words == words.size(),
         "this is no plan: make one with regrow.plan(tree, ...)");
+  return plan;
+}
+
+// The backward's items in their order, which is that of the tickets reversed: each walks runs [run_begin, run_end) of
+// query tiles [begin, end).
+py::dict plan_backward_work(const Words& words) {
+  const PlanView whole = checked(words);
+  const int32_t own = whole.header().backward_plan;
+  const PlanView plan = own ? PlanView(whole.words() + own) : whole;
+  const PlanHeader& h = plan.header();
+  int32_t num_runs = 0;
+  py::array_t<int32_t> items({py::ssize_t(h.num_backward_items), py::ssize_t(3)});
+  for (int i = 0; i < h.num_backward_items; ++i) {
+    const BackwardItem& item = plan.backward_items()[i];
+    items.mutable_at(i, 0) = item.key_tile;
+    items.mutable_at(i, 1) = item.run_begin;
+    items.mutable_at(i, 2) = item.run_end;
+    num_runs = std::max(num_runs, item.run_end);
+  }
+  py::array_t<int32_t> runs({py::ssize_t(num_runs), py::ssize_t(3)});
+  for (int r = 0; r < num_runs; ++r) {
+    const TileRun& run = plan.backward_runs()[r];
+    runs.mutable_at(r, 0) = run.begin;
+    runs.mutable_at(r, 1) = run.end;
+    runs.mutable_at(r, 2) = run.partial;
+  }
+  py::dict d;
+  d["items"] = items;
+  d["runs"] = runs;
+  d["num_queries"] = h.num_queries;
+  d["num_keys"] = h.num_keys;
+  d["num_unseen"] = h.num_unseen;
+  d["query_tile"] = h.query_tile;
+  d["key_tile"] = h.key_tile;
+  d["num_query_tiles"] = h.num_query_tiles;
+  d["num_key_tiles"] = h.num_key_tiles;
+  return d;
+}
+
+// The forward's items in their order, and what becomes of them.
+py::dict plan_work(const Words& words) {
+  const PlanView plan = checked(words);
   const PlanHeader& h = plan.header();
   py::array_t<int32_t> tiles(h.num_forward_items), query_tile(h.num_forward_items), pieces(h.num_merges);
   int64_t partial = 0;
@@ -109,6 +176,10 @@ void bind_performance(py::module_& m) {
         py::arg("multiprocessors"));
   m.def("cuda_tiles", &tiles_for_cuda, py::arg("query_heads"), py::arg("kv_heads"), py::arg("rows"),
         py::arg("multiprocessors"));
+  m.def("backward_configurations", &backward_configurations);
+  m.def("cuda_backward_tiles", &backward_tiles_for_cuda, py::arg("query_heads"), py::arg("kv_heads"),
+        py::arg("head_dim"), py::arg("multiprocessors"));
+  m.def("plan_backward_work", &plan_backward_work, py::arg("words"));
   m.def("plan_work", &plan_work, py::arg("words"));
 }
 

@@ -52,10 +52,10 @@ auto without_gil(const Build& build) {
 py::array_t<int32_t> build_tiled_plan(const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids,
                                       const OptionalIndex& query_index, int64_t query_start, int64_t num_queries,
                                       int64_t key_start, int64_t num_keys, int64_t window, int queries, int keys,
-                                      int items, int min_tiles) {
+                                      int items, int min_tiles, bool common_cuts) {
   const Rectangle r =
       rectangle_of(subtree_end, position_ids, query_index, query_start, num_queries, key_start, num_keys, window);
-  return to_numpy(without_gil([&] { return build_plan(r, {queries, keys, items, min_tiles}); }));
+  return to_numpy(without_gil([&] { return build_plan(r, {queries, keys, items, min_tiles, common_cuts}); }));
 }
 
 py::array_t<int32_t> build_cpu_plan(const Integers<int32_t>& subtree_end, const Integers<int64_t>& position_ids,
@@ -87,7 +87,7 @@ void bind_plan(py::module_& m) {
         py::arg("query_heads"), py::arg("kv_heads"));
   m.def("build_tiled_plan", &build_tiled_plan, py::arg("subtree_end"), py::arg("position_ids"), py::arg("query_index"),
         py::arg("query_start"), py::arg("num_queries"), py::arg("key_start"), py::arg("num_keys"), py::arg("window"),
-        py::arg("queries"), py::arg("keys"), py::arg("items"), py::arg("min_tiles"));
+        py::arg("queries"), py::arg("keys"), py::arg("items"), py::arg("min_tiles"), py::arg("common_cuts") = false);
   m.def("build_cuda_plan", &build_plan_for_cuda, py::arg("subtree_end"), py::arg("position_ids"),
         py::arg("query_index"), py::arg("query_start"), py::arg("num_queries"), py::arg("key_start"),
         py::arg("num_keys"), py::arg("window"), py::arg("query_heads"), py::arg("kv_heads"), py::arg("head_dim"),

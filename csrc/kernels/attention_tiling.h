@@ -78,11 +78,13 @@ inline int64_t forward_workspace_bytes(const AttentionParams& p, const ForwardTi
   return t.max_slots * t.units * t.rows * (int64_t(p.value_dim) + 1) * int64_t(sizeof(float));
 }
 
-// The backward's tiles. Four items for each multiprocessor: a split key tile only adds its sums once more.
+// The backward's tiles. Six items for each multiprocessor: a split key tile only adds its sums once more. Cut at the
+// same query tiles: with equal pieces blocks would wait for turns half of the time on middle-sized trees
+// (docs/performance.md).
 inline TileShape cuda_backward_tiles(int64_t query_heads, int64_t kv_heads, int head_dim, int multiprocessors) {
   const int heads = heads_of_tile(query_heads / kv_heads, kBackwardRows);
   const int keys = kBackwardConfigurations[find_backward_configuration(head_dim)].keys;
-  return {kBackwardRows / heads, keys, int((4 * int64_t(multiprocessors) + kv_heads - 1) / kv_heads), 8};
+  return {kBackwardRows / heads, keys, int((6 * int64_t(multiprocessors) + kv_heads - 1) / kv_heads), 8, true};
 }
 
 // Each item of the plan is run for each KV head, which walks the units of its group.
@@ -120,7 +122,7 @@ inline BackwardTiling backward_tiling(const AttentionParams& p, int multiprocess
   t.keys = tiles.keys;
   t.share = tiles.items;
   t.units_of_group = t.units / p.kv_heads;
-  t.max_items = (p.rectangle.num_keys + tiles.keys - 1) / tiles.keys + tiles.items;
+  t.max_items = max_backward_items((p.rectangle.num_keys + tiles.keys - 1) / tiles.keys, tiles);
   return t;
 }
 

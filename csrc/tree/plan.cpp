@@ -191,7 +191,8 @@ std::vector<int32_t> build_plan(const Rectangle& r, TileShape tiles) {
   check_rectangle(r);
   const Summaries s(r, tiles);
   const Pieces forward = cut_into_shares(s.forward_lists(r.window), tiles);
-  const Pieces backward = cut_into_shares(s.backward_lists(r.window), tiles);
+  const RunLists key_lists = s.backward_lists(r.window);
+  const Pieces backward = tiles.common_cuts ? cut_at_multiples(key_lists, tiles) : cut_into_shares(key_lists, tiles);
   const ForwardWork work = forward_work(forward);
   const std::vector<BackwardItem> items = backward_items(backward);
   const SeenKeys seen = seen_keys(r, ceil_div(r.num_keys, tiles.keys) * tiles.keys);

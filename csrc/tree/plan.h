@@ -16,6 +16,10 @@ struct TileShape {
   int keys;
   int items;
   int min_tiles;
+  // Whether the backward cuts all key tiles at the same query tiles, multiples of the share. Else each is cut into
+  // equal pieces, and where blocks take turns, one that starts in the middle of its key tile's queries waits for
+  // another's end.
+  bool common_cuts = false;
 };
 
 // What holds for every plan of a shape, so that a launch need not read the plan: at most this many forward items, and
@@ -23,6 +27,10 @@ struct TileShape {
 // split if n > share, and then has fewer than 2 n / share.
 inline int64_t max_forward_items(int64_t num_query_tiles, const TileShape& tiles) {
   return num_query_tiles + tiles.items;
+}
+// With common cuts a piece that is not its list's first or last has at least half a share.
+inline int64_t max_backward_items(int64_t num_key_tiles, const TileShape& tiles) {
+  return tiles.common_cuts ? 2 * (num_key_tiles + tiles.items) : num_key_tiles + tiles.items;
 }
 inline int64_t max_slots(const TileShape& tiles) { return 2 * int64_t(tiles.items); }
 inline int64_t max_merges(const TileShape& tiles) { return tiles.items; }

@@ -38,6 +38,38 @@ void cut_list(Pieces& out, const RunLists& lists, int64_t list, int64_t share) {
   }
 }
 
+void cut_list_at_multiples(Pieces& out, const RunLists& lists, int64_t list, int64_t share) {
+  int64_t in_piece = 0;
+  bool is_first = true;
+  const auto start_piece = [&] {
+    out.piece_start.push_back(int32_t(out.runs.size()));
+    out.piece_list.push_back(int32_t(list));
+    in_piece = 0;
+  };
+  out.list_start.push_back(int32_t(out.runs.size()));
+  start_piece();
+  for (int32_t i = lists.begin(list); i < lists.end(list); ++i) {
+    TileRun rest = lists.runs()[i];
+    while (rest.begin < rest.end) {
+      const int64_t block = rest.begin / share;
+      const bool passes = in_piece && (out.runs.back().end - 1) / share != block;
+      // A list with holes would have many short pieces.
+      if (passes && (is_first || 2 * in_piece >= share)) {
+        is_first = false;
+        start_piece();
+      }
+      const int32_t end = int32_t(std::min<int64_t>(rest.end, (block + 1) * share)), count = end - rest.begin;
+      if (in_piece && out.runs.back().end == rest.begin && out.runs.back().partial == rest.partial)
+        out.runs.back().end = end;
+      else
+        out.runs.push_back({rest.begin, end, rest.partial, rest.ordinal});
+      in_piece += count;
+      rest.begin += count;
+      rest.ordinal += count;
+    }
+  }
+}
+
 }  // namespace
 
 void RunLists::append(int64_t begin, int64_t end, TileClass c) {
@@ -53,6 +85,15 @@ void RunLists::append(int64_t begin, int64_t end, TileClass c) {
 
 int64_t tiles_in(const std::vector<TileRun>& runs, int64_t begin, int64_t end) {
   return begin == end ? 0 : runs[end - 1].ordinal + runs[end - 1].end - runs[end - 1].begin - runs[begin].ordinal;
+}
+
+Pieces cut_at_multiples(const RunLists& lists, const TileShape& tiles) {
+  const int64_t share = share_of(lists.runs(), tiles);
+  Pieces out;
+  for (int64_t list = 0; list < lists.num_lists(); ++list) cut_list_at_multiples(out, lists, list, share);
+  out.list_start.push_back(int32_t(out.runs.size()));
+  out.piece_start.push_back(int32_t(out.runs.size()));
+  return out;
 }
 
 Pieces cut_into_shares(const RunLists& lists, const TileShape& tiles) {

@@ -39,6 +39,9 @@ struct Pieces {
   bool last_of_list(int64_t p) const { return p + 1 == num_pieces() || piece_list[p + 1] != piece_list[p]; }
 };
 
+// At most max_backward_items(lists, tiles) pieces, cut where tile numbers pass a multiple of the share.
+Pieces cut_at_multiples(const RunLists& lists, const TileShape& tiles);
+
 // Pieces are cut where a list has more than its share of all tiles; threads do not matter.
 Pieces cut_into_shares(const RunLists& lists, const TileShape& tiles);
 

@@ -161,9 +161,13 @@ def rounding_apart(case, given):
 
     sees = visible(case)
     scores = products(q, keys) * scale
-    error = unit * ((q.size(2) + 4) * products(q.abs(), keys.abs()) * abs(scale) + 4 * cap + lse.nan_to_num(0, 0, 0).abs())
+    error = unit * (
+        (q.size(2) + 4) * products(q.abs(), keys.abs()) * abs(scale) + 4 * cap + lse.nan_to_num(0, 0, 0).abs()
+    )
     bend = torch.tanh(scores / cap) if cap else torch.zeros_like(scores)
-    weights = torch.where(sees, (torch.where(lse == -torch.inf, -torch.inf, cap * bend if cap else scores) - lse).exp(), 0)
+    weights = torch.where(
+        sees, (torch.where(lse == -torch.inf, -torch.inf, cap * bend if cap else scores) - lse).exp(), 0
+    )
     weights = weights.nan_to_num(0, 0, 0)
     delta = (dout * out).sum(2).T - dlse
     delta_error = unit * ((v.size(2) + 4) * (dout.abs() * out.abs()).sum(2).T + dlse.abs())
@@ -180,7 +184,8 @@ def rounding_apart(case, given):
         return sums.unflatten(1, (k.size(1), group)).sum(2) if group else sums
 
     bounds = {
-        "dq": torch.einsum("hqk,khd->qhd", dscores_error + unit * (k.size(0) + 8) * dscores.abs(), keys.abs()) * abs(scale),
+        "dq": torch.einsum("hqk,khd->qhd", dscores_error + unit * (k.size(0) + 8) * dscores.abs(), keys.abs())
+        * abs(scale),
         "dk": of_keys(dscores_error, dscores.abs(), q.abs()) * abs(scale),
         "dv": of_keys(weights_error, weights, dout.abs()),
     }

@@ -1,10 +1,12 @@
-"""`regrow.explain`: what a call of tree_attention will do on a device, and what that costs."""
+"""`regrow.explain`: what a call of tree_attention, or its backward, will do on a device, and what that costs."""
 
 from dataclasses import dataclass
 
 import torch
 
 from regrow._load import _C
+from regrow.performance import passes
+from regrow.performance.backward import Backward, Work, predict_backward
 from regrow.performance.chips import Chip, chip_of
 from regrow.performance.forward import Forward, Shape, predict_forward
 from regrow.performance.pairs import useful_pairs
@@ -15,7 +17,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` found. `str()` shows it as a table; `forward` has all numbers and is None on the CPU."""
+    """What `explain` found. `str()` shows it as a table; `forward` or `backward` has all numbers, and none the CPU."""
 
     title: str
     device: str
@@ -28,11 +30,13 @@ class Explanation:
     tiles: int
     partial_tiles: int
     pieces: int
-    merges: int
+    merges: int  # of the forward's pieces; the backward's add their sums in turn
     useful_pairs: int
     computed_pairs: int
     chip: Chip | None = None
     forward: Forward | None = None
+    is_backward: bool = False
+    backward: Backward | None = None
 
     def __str__(self):
         rows = [
@@ -40,21 +44,27 @@ class Explanation:
                               f"tiles of {self.key_tile} keys"),
             ("because", self.reason),
             ("tiles", f"{self.tiles:,}, {self.partial_tiles:,} of them masked"),
-            ("work items", f"{self.items:,}, {self.pieces:,} of them pieces, joined by {self.merges:,} merges"),
+            ("work items", f"{self.items:,}, {self.pieces:,} of them pieces, {self._joined()}"),
             ("useful pairs", f"{self.useful_pairs:,} of {self.computed_pairs:,} computed ({self._share():.1%})"),
         ]  # fmt: skip
-        if self.forward:
-            f = self.forward
+        f = self.forward or self.backward
+        if f:
+            waiting = f", {f.waiting:.0%} of it waiting for turns" if self.backward else ""
             rows += [
-                ("waves", f"{f.waves:.2f}, multiprocessors busy {f.busy:.0%} of the time"),
+                ("waves", f"{f.waves:.2f}, multiprocessors busy {f.busy:.0%} of the time{waiting}"),
                 ("floor", f"matmul {_time(f.floor_matmul)}, copy {_time(f.floor_copy)}"),
                 ("predicted", f"{_time(f.predicted)}, {f.predicted / f.floor if f.floor else 1:.2f} x the floor, "
                               f"{f.tflops:,.0f} TFLOP/s, {f.moved_bytes / f.predicted / 1e9:,.0f} GB/s"),
                 ("bound by", f.bound),
             ]  # fmt: skip
+        if self.backward:
+            rows.append(("two passes", f"{_time(f.two_passes)}, not built"))
         return "\n".join([self.title] + [f"  {name:<14}{text}" for name, text in rows])
 
     __repr__ = __str__
+
+    def _joined(self):
+        return "which add in turn" if self.is_backward else f"joined by {self.merges:,} merges"
 
     def _share(self):
         return self.useful_pairs / self.computed_pairs if self.computed_pairs else 1
@@ -62,14 +72,15 @@ class Explanation:
 
 def explain(
     tree, heads, head_dim, dtype, device, *, window=None, query_index=None, query_start=0, num_queries=None,
-    key_start=0, num_keys=None, value_dim=None, partial=False, rows=None,
+    key_start=0, num_keys=None, value_dim=None, partial=False, rows=None, backward=False,
 ):  # fmt: skip
     """What `tree_attention` computes for these arguments, in which tiles and pieces, and how long that should take.
 
     heads: (query_heads, kv_heads). head_dim: of q and k, and of v without `value_dim`. device: "H20", "H200", "H100",
     "A100", a CUDA device that is there, or "cpu", for which there are counts and no times. The rectangle is that of
-    `regrow.plan`. partial: out is fp32. rows: of the query tiles; None takes what the planner takes. Nothing is
-    computed on the device, and none is needed for a name. The model: docs/performance.md.
+    `regrow.plan`. partial: out is fp32. rows: of the query tiles; None takes what the planner takes. backward:
+    the gradients of q, k and v instead, which have tiles of their own. Nothing is computed on the device, and none is
+    needed for a name. The model: docs/performance.md.
 
     Returns an `Explanation`, which shows itself as a table. Raises ValueError for an unknown device, heads, dims and
     dtypes that have no kernel there, and what `regrow.plan` refuses.
@@ -87,6 +98,8 @@ def explain(
     num_keys = tree.num_tokens - key_start if num_keys is None else num_keys
     rectangle = (*axis, index, query_start, num_queries, key_start, num_keys, window or 0)
     chip = None if str(device) == "cpu" else chip_of(device)
+    if backward and rows:
+        raise ValueError(f"rows is {rows}: the backward has one number of rows, leave them to the planner")
     if chip is None:
         words, heads_of_tile = _C.build_cpu_plan(*rectangle, *heads), query_heads // kv_heads
         reason = "about 256 rows of queries against 128 keys stay in a 1 MB L2"
@@ -102,16 +115,21 @@ def explain(
 
     positions = slice(query_start, query_start + num_queries) if index is None else index
     pairs = useful_pairs(*axis, positions, key_start, num_keys, window)
+    title = (
+        f"tree_attention on {chip.name if chip else 'the CPU'}: {_C.plan_work(words)['num_queries']:,} queries x "
+        f"{num_keys:,} keys, {query_heads} / {kv_heads} heads of {head_dim}, {str(dtype).removeprefix('torch.')}"
+    )
+    shape = Shape(query_heads, kv_heads, head_dim, value_dim, dtype.itemsize, pairs)
+    if backward:
+        return _explain_backward(f"backward of {title}", words, shape, chip, 4 if partial else None)
     work, units = _C.plan_work(words), query_heads // heads_of_tile
     rows = rows if chip else work["query_tile"] * heads_of_tile
     tiles = int(work["item_tiles"].sum()) * units
     forward = None
     if chip:
-        shape = Shape(query_heads, kv_heads, head_dim, value_dim, dtype.itemsize, pairs)
         forward = predict_forward(words, shape, rows, chip, out_size=4 if partial else None)
     return Explanation(
-        title=f"tree_attention on {chip.name if chip else 'the CPU'}: {work['num_queries']:,} queries x "
-        f"{num_keys:,} keys, {query_heads} / {kv_heads} heads of {head_dim}, {str(dtype).removeprefix('torch.')}",
+        title=title,
         device=chip.name if chip else "cpu",
         rows=rows,
         query_tile=work["query_tile"],
@@ -127,6 +145,33 @@ def explain(
         computed_pairs=tiles * rows * work["key_tile"],
         chip=chip,
         forward=forward,
+    )
+
+
+def _explain_backward(title, words, shape, chip, out_size):
+    work = Work(words, shape.query_heads, shape.kv_heads)
+    # On the CPU a block takes all heads of a group.
+    heads = work.heads_of_tile if chip else shape.query_heads // shape.kv_heads
+    steps = int(work.lengths.sum()) * shape.query_heads // heads
+    rows = work.tokens * heads
+    return Explanation(
+        title=title,
+        device=chip.name if chip else "cpu",
+        rows=rows,
+        query_tile=work.tokens,
+        heads_of_tile=heads,
+        key_tile=work.keys,
+        reason="a block keeps the sums of its keys and adds to those of queries in turn: five products, not seven",
+        items=len(work.items) * shape.kv_heads,
+        tiles=steps,
+        partial_tiles=work.partial_tiles * shape.query_heads // heads,
+        pieces=work.pieces,
+        merges=0,
+        useful_pairs=shape.useful_pairs * shape.query_heads,
+        computed_pairs=steps * (passes.built(shape.head_dim).rows if chip else rows) * work.keys,
+        chip=chip,
+        is_backward=True,
+        backward=predict_backward(words, shape, chip, out_size) if chip else None,
     )
 
 
