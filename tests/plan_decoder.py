@@ -16,9 +16,9 @@ BackwardItem = namedtuple("BackwardItem", "key_tile runs turn")
 
 
 class Plan:
-    """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key; an item's runs are those of key or of query tiles.
+    """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key.
 
-    `of_backward` is the plan with the tiles of the backward, where that is another.
+    An item's runs are those of key tiles or of query tiles. `of_backward` is the plan with the tiles of the backward.
     """
 
     def __init__(self, words):
