@@ -6,8 +6,7 @@ HEADER = namedtuple(
     "Header",
     "magic num_words words_checksum num_tokens num_queries num_keys query_start key_start window indexed "
     "tree_checksum query_checksum "
-    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles "
-    "num_forward_items forward_items forward_runs forward_start "
+    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles num_forward_items forward_items forward_runs forward_start "
     "num_merges merges num_slots num_backward_items backward_items backward_runs num_unseen backward_plan seen_keys",
 )
 Run = namedtuple("Run", "begin end partial ordinal")
@@ -19,8 +18,7 @@ BackwardItem = namedtuple("BackwardItem", "key_tile runs turn")
 class Plan:
     """`forward`, `merges` and `backward` are lists, `seen` has a bool for each key.
 
-    An item's runs are those of key or of query tiles. `of_backward` is the plan with the tiles of the backward, where that
-    is another.
+    An item's runs are those of key tiles or of query tiles. `of_backward` is the plan with the tiles of the backward.
     """
 
     def __init__(self, words):

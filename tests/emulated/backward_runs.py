@@ -1,4 +1,4 @@
-"""The backward of tree attention in the emulator: gradients in every way, held against the oracle and the CPU backend."""
+"""The backward of tree attention in the emulator: gradients in every way, against the oracle and the CPU backend."""
 
 from dataclasses import dataclass
 
@@ -87,6 +87,8 @@ def _accumulator(case, name, wanted, into):
 
 
 def named(case, arrays):
+    """The gradients, of a launch that no bank conflict slows down."""
+    assert arrays[-1].bank_conflicts == 0
     gradients = dict(zip((*GRADIENTS, "dsinks"), map(torch.from_numpy, arrays[:4]), strict=True))
     return gradients if case.sinks is not None else {name: gradients[name] for name in GRADIENTS}
 
@@ -161,14 +163,11 @@ def rounding_apart(case, given):
 
     sees = visible(case)
     scores = products(q, keys) * scale
-    error = unit * (
-        (q.size(2) + 4) * products(q.abs(), keys.abs()) * abs(scale) + 4 * cap + lse.nan_to_num(0, 0, 0).abs()
-    )
+    sizes = products(q.abs(), keys.abs()) * abs(scale)
+    error = unit * ((q.size(2) + 4) * sizes + 4 * cap + lse.nan_to_num(0, 0, 0).abs())
     bend = torch.tanh(scores / cap) if cap else torch.zeros_like(scores)
-    weights = torch.where(
-        sees, (torch.where(lse == -torch.inf, -torch.inf, cap * bend if cap else scores) - lse).exp(), 0
-    )
-    weights = weights.nan_to_num(0, 0, 0)
+    weights = ((cap * bend if cap else scores) - lse).exp()
+    weights = torch.where(sees, weights, 0).nan_to_num(0, 0, 0)
     delta = (dout * out).sum(2).T - dlse
     delta_error = unit * ((v.size(2) + 4) * (dout.abs() * out.abs()).sum(2).T + dlse.abs())
     difference = products(dout, values) - delta[:, :, None]
@@ -183,9 +182,9 @@ def rounding_apart(case, given):
         sums = torch.einsum("hqk,hqd->khd", errors + unit * (q.size(0) * group + 8) * sizes, rows.transpose(0, 1))
         return sums.unflatten(1, (k.size(1), group)).sum(2) if group else sums
 
+    of_queries = dscores_error + unit * (k.size(0) + 8) * dscores.abs()
     bounds = {
-        "dq": torch.einsum("hqk,khd->qhd", dscores_error + unit * (k.size(0) + 8) * dscores.abs(), keys.abs())
-        * abs(scale),
+        "dq": torch.einsum("hqk,khd->qhd", of_queries, keys.abs()) * abs(scale),
         "dk": of_keys(dscores_error, dscores.abs(), q.abs()) * abs(scale),
         "dv": of_keys(weights_error, weights, dout.abs()),
     }

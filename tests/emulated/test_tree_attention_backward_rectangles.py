@@ -17,9 +17,11 @@ def _case(tree, head_dim=64, **more):
     return make_case(tree, **shape | more)
 
 
-# A chunk against its path; against keys of one tile, of a tile and one, of one panel and of less; keys that come after
-# some queries; scattered queries, some twice, with gaps of more than a tile between them.
+# Three query tiles and two key tiles or three; a chunk against its path; against keys of one tile, of a tile and one,
+# of one panel and of less; keys that come after some queries; scattered queries, some twice, with gaps of more than a
+# tile between them.
 RECTANGLES = {
+    "all": {},
     "chunk and its path": {"queries": (60, 100), "keys": (0, 100)},
     "chunk of one": {"queries": (77, 78), "keys": (0, 78)},
     "keys of one tile": {"queries": (90, 146), "keys": (10, 138)},

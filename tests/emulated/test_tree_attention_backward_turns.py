@@ -116,11 +116,10 @@ def test_key_tiles_between_which_others_are_not_met(head_dim, backward):
 
 
 def test_dq_is_summed_from_the_last_key_tile_on(backward):
-    """The order of docs/design.md, seen in the bits: each key tile's own dq, added in fp32 from the last to the first."""
+    """Seen in the bits: each key tile's own dq, added in fp32 from the last to the first."""
     case = _long(64, 5, heads=(1, 1))
     runner, given = backward(), forward(case)
-    start, total = 0, torch.zeros(case.q.shape)
-    parts = []
+    parts, total = [], torch.zeros(case.q.shape)
     for start in range(0, case.k.size(0), 128):
         part = _case(case.tree, heads=(1, 1), queries=(case.options["query_start"],) * 2)
         part.q, part.dout, part.dlse = case.q, case.dout, case.dlse

@@ -5,7 +5,7 @@ import torch
 
 from attention_cases import make_case
 from backward_runs import forward, on_cpu, visible
-from named_trees import grpo_group
+from named_trees import chain, grpo_group
 from regrow import PrefixTree
 
 DIMS = pytest.mark.parametrize("head_dim", [64, 256])
@@ -100,3 +100,38 @@ def test_scores_of_minus_infinity(softcap, backward):
     ours, cpu = backward().once(case, given), on_cpu(case, given)
     for name in ours:
         assert torch.equal(ours[name].isnan(), cpu[name].isnan()), name
+
+
+def test_rows_whose_scores_are_all_minus_infinity(backward):
+    """Finite keys whose scores overflow: lse is -inf where keys are seen, and all weights are 0 as if none were."""
+    case = _case(64)
+    case.q[..., 0], case.k[..., 0] = 8, -3e38
+    given = {"out": torch.zeros_like(case.dout), "lse": torch.full(case.q.shape[:2], -torch.inf)}
+    ours, cpu = backward().once(case, given), on_cpu(case, given)
+    for name in ours:
+        assert (ours[name] == 0).all() and (cpu[name] == 0).all(), name
+
+
+# Tiles that are full but for what no tensor has: 10 tokens, a group that leaves a row over, both; keys to the last.
+@DIMS
+@pytest.mark.parametrize("heads, tokens", [((1, 1), 10), ((3, 1), 21), ((3, 1), 10)], ids=str)
+def test_rows_beyond_the_last_weigh_nothing(heads, tokens, head_dim, backward):
+    """They are zeros, and times a key of -inf, which nobody gives weight, they would be NaN."""
+    case = _case(head_dim, chain(4, 50), heads=heads, queries=(150, 150 + tokens), keys=(0, 128))
+    case.q[..., 0] = 1
+    case.k[10, :, 0] = -torch.inf
+    runner = backward()
+    assert not any(partial for _, _, partial in runner.plan(case).backward_tiles())
+    ours = runner.run(case)
+    assert (ours["dk"][10] == 0).all() and (ours["dv"][10] == 0).all()
+    assert ours["dk"].isfinite().all() and ours["dv"].isfinite().all()
+
+
+@DIMS
+@pytest.mark.parametrize("num_keys", [63, 65, 130])
+def test_keys_beyond_the_last_weigh_nothing(num_keys, head_dim, backward):
+    """They are zeros, whose score 0 is infinitely more than those of the call."""
+    case = _case(head_dim, chain(5, 50), heads=(1, 1), queries=(150, 214), keys=(0, num_keys))
+    case.q[..., 0], case.k[..., 0] = 8, -2000
+    ours = backward().check(case)
+    assert all(gradient.isfinite().all() for gradient in ours.values())

@@ -38,7 +38,7 @@ def test_each_sync_point_matters(head_dim, options, backward, assert_each_sync_p
     case = _turning(head_dim, sinks=True, **options)
     runner, given = backward(), forward(case)
     plan = runner.plan(case)
-    assert any(item.turn for item in plan.backward) and plan.header.num_key_tiles == 2
+    assert {item.key_tile for item in plan.backward if item.turn} == {0} and plan.header.num_key_tiles == 2
     words = runner.words(case)
     points = assert_each_sync_point_matters(lambda options: runner.arrays(case, options, given, words=words))
     assert _names(points, SINKS) == ["sync_block"]
@@ -64,15 +64,12 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize("head_dim, wanted, expected", HALVES, ids=str)
-def test_each_sync_point_matters_without_the_others(
-    head_dim, wanted, expected, backward, assert_each_sync_point_matters
-):
+@pytest.mark.parametrize("head_dim, wanted, expected", HALVES, ids=["64-dq", "256-dq", "256-dkdv"])
+def test_each_sync_point_of_a_half(head_dim, wanted, expected, backward, assert_each_sync_point_matters):
     case = _turning(head_dim)
-    runner, given, words = backward(), forward(case), backward().words(case)
-    points = assert_each_sync_point_matters(
-        lambda options: runner.arrays(case, options, given, words=words, wanted=wanted)
-    )
+    runner, given = backward(), forward(case)
+    call = {"words": runner.words(case), "wanted": wanted}
+    points = assert_each_sync_point_matters(lambda options: runner.arrays(case, options, given, **call))
     assert _names(points, MAIN) == expected
 
 
@@ -92,9 +89,7 @@ def test_copies_products_and_bank_conflicts(head_dim, options, backward, emulato
     dim = next(d for d in KEYS if head_dim <= d)
     keys, (query_heads, kv_heads) = KEYS[dim], (case.q.size(1), case.k.size(1))
     group = query_heads // kv_heads
-    units = group * plan.header.query_tile // ROWS if group > ROWS else 1
-    if group > ROWS:
-        units = 2 if group == 96 else group
+    units = next(units for units in range(1, group + 1) if group % units == 0 and group // units <= ROWS)
     blocks = kv_heads * len(plan.backward)
     tiles = kv_heads * units * len(plan.backward_tiles())
     depths = "window" in options or "softcap" in options
