@@ -43,14 +43,19 @@ void Block::init_mbarrier(const void* address, int count, Site site) {
   place->second.known_phases.assign(shape_.threads, -1);
 }
 
+// Copies arrive at any time after their issue: of those, only a wait can tell.
 bool Block::knows_complete(MBarrierState& b, const MBarrierPhase& phase, int64_t number,
                            const MBarrierEvent** unknown) {
   int64_t& known = b.known_phases[thread_];
+  if (known >= number) return true;
+  const bool told = std::any_of(phase.waits.begin(), phase.waits.end(), [&](const auto& one) {
+    return clocks_.knows(thread_, one.first, one.second.first.moment);
+  });
   for (const MBarrierEvent& arrival : phase.arrivals) {
-    if (known >= number) break;
-    if (!clocks_.knows(thread_, arrival.thread, arrival.moment, arrival.by_copies)) return *unknown = &arrival, false;
+    if (told) break;
+    if (arrival.copies || !clocks_.knows(thread_, arrival.thread, arrival.moment)) return *unknown = &arrival, false;
   }
-  known = std::max(known, number);
+  known = number;
   return true;
 }
 
@@ -62,26 +67,25 @@ void Block::arrive_at_mbarrier(const char* what, const void* address, bool by_co
     throw Failure("too many arrivals: " + name_of(what, site) + " in phase " + std::to_string(b.phase) + " of" +
                   at_byte(byte_of_shared(address)) + ", for " + std::to_string(b.count) + " arrivals; " +
                   deed(*earlier, " arrived in phase ", b.phase - 1) + "and nothing orders the two");
-  b.now.arrivals.push_back({thread_, by_copies, clocks_.moment(thread_), site});
-  if (by_copies)
-    b.now.arrivals.back().moment.copy = clocks_.release_copies(thread_, b.now.meeting);
-  else
+  MBarrierEvent& arrival = b.now.arrivals.emplace_back(thread_, clocks_.moment(thread_), site);
+  if (by_copies) {
+    arrival.copies = clocks_.release_copies(thread_, b.now.meeting);
+    b.now.lands_late |= launch_.options.landing == Landing::kWait;
+  } else {
     clocks_.release(thread_, b.now.meeting);
-  const bool lands_late = by_copies && launch_.options.landing == Landing::kWait;
-  b.now.num_under_way += lands_late;
-  if (b.full() && (!b.now.num_under_way || !b.waiting.empty())) complete_phase(b);
+  }
+  if (b.full() && (!b.now.lands_late || !b.waiting.empty())) complete_phase(b);
 }
 
 void Block::complete_phase(MBarrierState& b) {
-  for (const auto& [thread, wait] : b.last.waits)
-    if (!b.now.meeting.knows(clocks_, thread, wait.moment)) {
+  for (const auto& [thread, waits] : b.last.waits)
+    if (!b.now.meeting.knows(clocks_, thread, waits.last.moment)) {
       const MBarrierEvent& arrival = b.now.arrivals.back();
       throw Failure("race: " + deed(arrival, " arrives last in phase ", b.phase) + "of an mbarrier initialised at " +
-                    name_of("", b.init) + "; " + deed(wait, " waited for phase ", b.phase - 1) +
+                    name_of("", b.init) + "; " + deed(waits.last, " waited for phase ", b.phase - 1) +
                     "and nothing orders the two: it may find itself two phases behind");
     }
-  for (const MBarrierEvent& arrival : b.now.arrivals)
-    if (arrival.by_copies) land_copies(arrival.thread, arrival.moment.copy);
+  for (const MBarrierEvent& arrival : b.now.arrivals) land_copies(arrival.thread, arrival.copies);
   b.before_last = std::move(b.last);
   b.last = std::move(b.now);
   b.now = MBarrierPhase();
@@ -96,7 +100,8 @@ void Block::complete_phase(MBarrierState& b) {
 void Block::pass_mbarrier(MBarrierState& b, int thread, Site site) {
   clocks_.learn(thread, b.last.meeting);
   b.known_phases[thread] = b.phase - 1;
-  b.last.waits[thread] = {thread, false, clocks_.moment(thread), site};
+  const MBarrierEvent wait = {thread, clocks_.moment(thread), site};
+  b.last.waits.try_emplace(thread, MBarrierWaits{wait, wait}).first->second.last = wait;
 }
 
 void Block::wait_at_mbarrier(const void* address, int parity, Site site) {

@@ -51,9 +51,9 @@ class Clocks {
 
   Moment moment(int thread) const { return {threads_[thread].now, threads_[thread].issued + 1}; }
 
-  // Does the thread know that a moment of another one is past, or, `by_copies`, that the copy has landed?
-  bool knows(int thread, int other, const Moment& moment, bool by_copies) const {
-    return (!by_copies && knows(thread, other, moment.clock)) || knows(thread, copy_slot(other), moment.copy);
+  // Does the thread know that a moment of another one is past?
+  bool knows(int thread, int other, const Moment& moment) const {
+    return knows(thread, other, moment.clock) || knows(thread, copy_slot(other), moment.copy);
   }
 
   // And of what a slot of another block did?

@@ -11,16 +11,21 @@ namespace regrow::emulator {
 // An arrival or a wait: who, when, where in the source.
 struct MBarrierEvent {
   int thread;
-  bool by_copies;  // an arrival that the thread's copies trigger
   Moment moment;
   Site site;
+  uint32_t copies = 0;  // of an arrival by copies: the number that stands for them
+};
+
+// Of one thread.
+struct MBarrierWaits {
+  MBarrierEvent first, last;
 };
 
 struct MBarrierPhase {
   Clocks::Meeting meeting;              // what those who arrive know
   std::vector<MBarrierEvent> arrivals;  // of threads, and of copies that may still be under way
-  std::map<int, MBarrierEvent> waits;   // by thread, its last one
-  int num_under_way = 0;                // arrivals by copies that need not have landed
+  std::map<int, MBarrierWaits> waits;   // by thread
+  bool lands_late = false;              // some arrive by copies that have not landed
 };
 
 // An mbarrier. Phases count from 0; before them lies one that is complete and empty, which new producers wait for.

@@ -32,7 +32,7 @@ enum class Operation : int {
   kPassTurn,
   kArriveAtMBarrier,
   kArriveAfterCopies,
-  kWaitAtMBarrier,
+  kWaitAtMBarrier,  // place: twice the mbarrier, plus the parity
 };
 
 struct ProgramParams {
@@ -46,7 +46,7 @@ struct ProgramParams {
 };
 
 constexpr int kProgramRows = 2, kProgramWords = 4, kProgramTurns = 64;
-constexpr int kProgramMBarriers = 40;  // for two arrivals, once
+constexpr int kProgramMBarriers = 40;  // each for two arrivals
 
 struct ProgramSmem {
   union {
@@ -128,7 +128,7 @@ GLOBAL void program(const ProgramParams p) {
         smem.mbarriers[place].arrive_after_copies();
         break;
       case Operation::kWaitAtMBarrier:
-        smem.mbarriers[place].wait(0);
+        smem.mbarriers[place / 2].wait(place % 2);
         break;
     }
   }

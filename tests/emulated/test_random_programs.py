@@ -143,7 +143,7 @@ class Program:
     def mbarrier(self, step):  # two threads or their copies arrive at each, and any may wait
         if self.model.arrived and self.choose.random() < 0.6:
             thread, barrier = self.choose.choice(self.active), self.choose.randrange(len(self.model.arrived))
-            self.put(step, "wait_at_mbarrier", [thread], barrier)
+            self.put(step, "wait_at_mbarrier", [thread], 2 * barrier)
             self.model.tell(thread, self.model.arrived[barrier])
         else:
             arrivals = [(thread, self.choose.random() < 0.5) for thread in self.choose.sample(self.active, 2)]

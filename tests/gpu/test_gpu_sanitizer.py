@@ -31,7 +31,7 @@ def run(command):
 
 
 def kernels():
-    """Names of all kernels that csrc/cuda includes, but the one that only proves the tiles."""
+    """Names of all kernels that csrc/cuda includes, but those that only prove primitives."""
     sources = [path.read_text() for path in (ROOT / "csrc" / "cuda").iterdir() if path.suffix in (".cu", ".h")]
     headers = {name for text in sources for name in re.findall(r'#include "kernels/(\w+\.cuh)"', text)}
     texts = [(ROOT / "csrc" / "kernels" / name).read_text() for name in headers]
