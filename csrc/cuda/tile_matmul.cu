@@ -1,4 +1,5 @@
-// The kernel that proves the tile primitives: compiled by tests/static, which read its instructions.
+// The kernels that prove the primitives: compiled by tests/static, which read their instructions.
+#include "kernels/copy_pipeline.cuh"
 #include "kernels/tile_matmul.cuh"
 
 namespace regrow {
@@ -7,5 +8,6 @@ template GLOBAL void tile_matmul<TileMatmulConfig<bf16, false>>(TileMatmulParams
 template GLOBAL void tile_matmul<TileMatmulConfig<bf16, true>>(TileMatmulParams);
 template GLOBAL void tile_matmul<TileMatmulConfig<fp16, false>>(TileMatmulParams);
 template GLOBAL void tile_matmul<TileMatmulConfig<fp16, true>>(TileMatmulParams);
+template GLOBAL void copy_pipeline<CopyPipelineConfig>(CopyPipelineParams);
 
 }  // namespace regrow

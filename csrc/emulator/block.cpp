@@ -71,6 +71,11 @@ void Block::run() {
     if (barriers_[id].arrived)
       throw Failure("block " + std::to_string(index_) + ": returned with " + std::to_string(barriers_[id].arrived) +
                     " arrivals at barrier " + std::to_string(id) + " for which nobody waited");
+  try {
+    finish_mbarriers();
+  } catch (const Failure& failure) {
+    throw Failure("block " + std::to_string(index_) + ": " + failure.what());
+  }
   launch_.report.bank_conflicts += banks_.extra_cycles();
 }
 
@@ -111,12 +116,13 @@ void Block::resume_next() {
   throw Failure("deadlock: no thread of the block can run. " + describe_waiting());
 }
 
-void Block::wait_at(const char* what, Site site, int barrier) {
+void Block::wait_at(const char* what, Site site, int barrier, int64_t mbarrier) {
   Thread& self = threads_[thread_];
   states_[thread_] = State::kWaiting;
   self.waiting_for = what;
   self.waiting_at = site;
   self.waiting_barrier = barrier;
+  self.waiting_mbarrier = mbarrier;
   resume_next();
 }
 
@@ -127,7 +133,8 @@ std::string Block::describe_waiting() const {
     const Thread& t = threads_[thread];
     if (states_[thread] == State::kReturned) return std::string("returned");
     return "wait at " + name_of(t.waiting_for, t.waiting_at) +
-           (t.waiting_barrier ? " of barrier " + std::to_string(t.waiting_barrier) : "");
+           (t.waiting_barrier ? " of barrier " + std::to_string(t.waiting_barrier) : "") +
+           (t.waiting_mbarrier >= 0 ? " " + describe_mbarrier(t.waiting_mbarrier) : "");
   };
   for (int begin = 0, end; begin < shape_.threads; begin = end) {
     for (end = begin + 1; end < shape_.threads && place(end) == place(begin);) ++end;
@@ -159,18 +166,28 @@ std::string Block::describe(const Conflict& conflict, const char* where, int64_t
   const auto deed = [&] {
     if (conflict.slot >= clocks_.num_threads()) return "copied to it asynchronously";
     if (other.use == Use::kTicket) return "took a ticket from it";
+    if (other.use == Use::kMBarrier)
+      return conflict.wrote ? "initialised the mbarrier in it" : "used the mbarrier in it";
     if (other.use == Use::kTurn) return conflict.wrote ? "passed the turn at it" : "waited for its turn at it";
     return conflict.wrote ? "wrote it" : "read it";
   };
+  const auto orders = [&] {
+    if (other.use == self.use) return "and nothing orders the two";
+    if (other.use == Use::kMBarrier || self.use == Use::kMBarrier)
+      return "and the bytes of an mbarrier are for nothing else";
+    return "and a place is for tickets, for turns or for ordinary accesses";
+  };
   return "race: " + name_of(access == Access::kRead ? "reads " : "writes ", self.site) + std::to_string(bytes) +
          " bytes at byte " + std::to_string(byte) + " of " + where + "; " + who + " " + deed() + " at " +
-         name_of("", other.site) +
-         (other.use == self.use ? "and nothing orders the two"
-                                : "and a place is for tickets, for turns or for ordinary accesses");
+         name_of("", other.site) + orders();
+}
+
+int64_t Block::byte_of_shared(const void* address) const {
+  return static_cast<const unsigned char*>(address) - shared_bytes;
 }
 
 int64_t Block::check_shared_place(const void* address, int bytes, Access access, Site site) const {
-  const int64_t byte = static_cast<const unsigned char*>(address) - shared_bytes;
+  const int64_t byte = byte_of_shared(address);
   const auto what = [&] {
     return name_of(access == Access::kRead ? "reads " : "writes ", site) + std::to_string(bytes) + " bytes at byte " +
            std::to_string(byte) + " of shared memory";
@@ -181,12 +198,12 @@ int64_t Block::check_shared_place(const void* address, int bytes, Access access,
   return byte;
 }
 
-void Block::access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site) {
+void Block::access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site, Use use) {
   const int64_t byte = check_shared_place(address, bytes, access, site);
   const int first_thread = thread_ / kWarpLanes * kWarpLanes;
   while (lanes) {
     // Those at one time of theirs act as one; mostly that is all.
-    Epoch self = {flat_index_, first_thread, 0, clocks_.now(first_thread + std::countr_zero(lanes)), site};
+    Epoch self = {flat_index_, first_thread, 0, clocks_.now(first_thread + std::countr_zero(lanes)), site, use};
     for (uint32_t left = lanes; left; left &= left - 1)
       if (clocks_.now(first_thread + std::countr_zero(left)) == self.clock) self.lanes |= left & -left;
     lanes &= ~self.lanes;

@@ -7,6 +7,7 @@
 #include "emulator/banks.h"
 #include "emulator/fiber.h"
 #include "emulator/launch.h"
+#include "emulator/mbarriers.h"
 #include "emulator/sites.h"
 
 namespace regrow::emulator {
@@ -26,9 +27,10 @@ struct Thread {
   const char* waiting_for = "";  // with the place and, of a named barrier, its number
   Site waiting_at;
   int waiting_barrier = 0;
-  std::vector<Copy> copies;         // under way, oldest first
-  std::vector<size_t> group_sizes;  // of those that are committed, oldest first
-  size_t num_committed = 0;         // their sum
+  int64_t waiting_mbarrier = -1;      // its byte
+  std::vector<Copy> copies;           // that have not landed, oldest first
+  uint32_t last_copy = 0;             // the number of the last one issued
+  std::vector<uint32_t> group_lasts;  // of each committed group, oldest first: `last_copy` when it was committed
 };
 
 // Named barriers and barrier 0, which is sync_block's.
@@ -85,7 +87,8 @@ class Block {
 
   void* shared_memory(int64_t bytes);
   // By some lanes of the running thread's warp, itself or others, and by a copy of the running thread.
-  void access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site);
+  void access_shared(uint32_t lanes, const void* address, int bytes, Access access, Site site,
+                     Use use = Use::kOrdinary);
   void write_shared_by_copy(uint32_t number, const void* address, int bytes, Site site);
   void access_global(const void* address, int bytes, Access access, Site site, Use use = Use::kOrdinary);
   void tally_banks(const void* address, int bytes, Site site);
@@ -102,15 +105,28 @@ class Block {
   void commit_copies();
   void wait_copies(int num_pending);
   void collective(const char* name, uint32_t lanes, void* operands, void (*body)(void* const*), Site site);
+  void init_mbarrier(const void* address, int count, Site site);
+  void arrive_at_mbarrier(const char* what, const void* address, bool by_copies, Site site);
+  void wait_at_mbarrier(const void* address, int parity, Site site);
 
  private:
   static void run_thread();  // the entry of each fiber
   void resume_next();        // switches to the next ready thread; fails when there is none
-  void wait_at(const char* what, Site site, int barrier = 0);
+  void wait_at(const char* what, Site site, int barrier = 0, int64_t mbarrier = -1);
   void wake(int thread) { states_[thread] = State::kReady; }
   void stop(std::string text);
   Collective& join_collective(const char* name, uint32_t lanes, Site site);  // the one that the lane has come to
   std::string describe_waiting() const;
+  int64_t touch_mbarrier(const void* address, Access access, Site site);  // -> its byte
+  MBarrierState& find_mbarrier(const char* what, const void* address, Site site);
+  // Does the running thread know that all arrived in this phase? Else one of them that it does not know of.
+  bool knows_complete(MBarrierState& b, const MBarrierPhase& phase, int64_t number, const MBarrierEvent** unknown);
+  void complete_phase(MBarrierState& b);  // which is full
+  void pass_mbarrier(MBarrierState& b, int thread, Site site);
+  std::string describe_mbarrier(int64_t byte) const;
+  void finish_mbarriers();                       // when all threads have returned
+  void land_copies(int thread, uint32_t up_to);  // those of the thread's copies with numbers up to this one
+  int64_t byte_of_shared(const void* address) const;
   int64_t check_shared_place(const void* address, int bytes, Access access, Site site) const;  // -> its byte
   std::string describe(const Conflict& conflict, const char* where, int64_t byte, int bytes, Access access,
                        const Epoch& self) const;
@@ -137,6 +153,7 @@ class Block {
   std::optional<std::string> failure_;
 
   std::vector<Barrier> barriers_;
+  std::map<int64_t, MBarrierState> mbarriers_;        // by byte of shared memory
   std::vector<std::vector<Collective>> collectives_;  // of each warp
   Clocks clocks_;
   BankTally banks_;

@@ -1,7 +1,5 @@
 // How a block's threads wait for each other: barriers, warp collectives, asynchronous copies.
-#include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "emulator/block.h"
 
@@ -107,28 +105,34 @@ void Block::copy_async(void* shared, const void* global, int bytes, bool real, S
   write_shared_by_copy(copy.number, shared, bytes, site);
   tally_banks(shared, bytes, site);
   ++launch_.report.async_copies;
-  if (launch_.options.landing == Landing::kIssue) land(copy);
-  threads_[thread_].copies.push_back(copy);
+  Thread& self = threads_[thread_];
+  self.last_copy = copy.number;
+  if (launch_.options.landing == Landing::kIssue)
+    land(copy);
+  else
+    self.copies.push_back(copy);
 }
 
 void Block::commit_copies() {
   Thread& self = threads_[thread_];
-  self.group_sizes.push_back(self.copies.size() - self.num_committed);
-  self.num_committed = self.copies.size();
+  self.group_lasts.push_back(self.last_copy);
 }
 
 void Block::wait_copies(int num_pending) {
-  Thread& self = threads_[thread_];
-  const auto groups_end = self.group_sizes.end() - std::min<std::ptrdiff_t>(num_pending, self.group_sizes.size());
-  const auto copies_end =
-      self.copies.begin() + std::accumulate(self.group_sizes.begin(), groups_end, std::ptrdiff_t(0));
-  for (auto copy = self.copies.begin(); copy < copies_end; ++copy) {
-    if (launch_.options.landing == Landing::kWait) land(*copy);
-    clocks_.copies_landed(thread_, copy->number);
-  }
-  self.num_committed -= copies_end - self.copies.begin();
-  self.copies.erase(self.copies.begin(), copies_end);
-  self.group_sizes.erase(self.group_sizes.begin(), groups_end);
+  std::vector<uint32_t>& lasts = threads_[thread_].group_lasts;
+  const std::ptrdiff_t num_done = std::ptrdiff_t(lasts.size()) - num_pending;
+  if (num_done <= 0) return;
+  const uint32_t last = lasts[num_done - 1];
+  land_copies(thread_, last);
+  clocks_.copies_landed(thread_, last);
+  lasts.erase(lasts.begin(), lasts.begin() + num_done);
+}
+
+void Block::land_copies(int thread, uint32_t up_to) {
+  std::vector<Copy>& copies = threads_[thread].copies;
+  auto copy = copies.begin();
+  for (; copy != copies.end() && copy->number <= up_to; ++copy) land(*copy);
+  copies.erase(copies.begin(), copy);
 }
 
 }  // namespace regrow::emulator

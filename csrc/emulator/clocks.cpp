@@ -1,7 +1,5 @@
 #include "emulator/clocks.h"
 
-#include <algorithm>
-
 namespace regrow::emulator {
 
 Clocks::Clocks(int num_threads, int64_t block)
@@ -9,8 +7,8 @@ Clocks::Clocks(int num_threads, int64_t block)
       block_(block),
       threads_(num_threads, Thread{.told = std::make_shared<uint32_t[]>(2 * num_threads)}) {}
 
-void Clocks::release(int thread, Meeting& meeting) {
-  Thread& self = threads_[thread];
+// What it was told.
+void Clocks::tell(Meeting& meeting, const Thread& self) const {
   if (!meeting.known) meeting.known = std::make_shared<uint32_t[]>(2 * num_threads_);
   uint32_t* known = meeting.known.get();
   if (meeting.last_told != self.told) {
@@ -19,8 +17,26 @@ void Clocks::release(int thread, Meeting& meeting) {
     meeting.last_told = self.told;
   }
   if (meeting.past != self.past) meeting.past = join(meeting.past, self.past, 2 * num_threads_);
+}
+
+void Clocks::release(int thread, Meeting& meeting) {
+  Thread& self = threads_[thread];
+  tell(meeting, self);
+  uint32_t* known = meeting.known.get();
   known[thread] = self.now++;
-  known[copy_slot(thread)] = self.landed;
+  known[copy_slot(thread)] = std::max(known[copy_slot(thread)], self.landed);
+}
+
+uint32_t Clocks::release_copies(int thread, Meeting& meeting) {
+  tell(meeting, threads_[thread]);
+  return meeting.known[copy_slot(thread)] = issue_copy(thread);
+}
+
+void Clocks::learn(int thread, const Meeting& meeting) {
+  Thread& self = threads_[thread];
+  self.told = join(self.told, meeting.known, 2 * num_threads_);
+  self.past = join(self.past, meeting.past, 2 * num_threads_);
+  hear_of_own_copies(thread);
 }
 
 Past Clocks::hand_on(int thread) {
@@ -33,6 +49,7 @@ void Clocks::learn(int thread, const Past& past) {
   Thread& self = threads_[thread];
   self.past = join(self.past, past, 2 * num_threads_);
   self.told = join(self.told, clock_of(past, block_), 2 * num_threads_);  // a block may pass a turn to itself
+  hear_of_own_copies(thread);
 }
 
 void Clocks::copies_landed(int thread, uint32_t copy) {

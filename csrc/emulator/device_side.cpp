@@ -64,6 +64,31 @@ void pass_turn(int* turn, int value, Site site) {
   if (!block.skips("pass_turn", site)) block.pass_turn(turn, value, site);
 }
 
+void mbarrier_init(const void* barrier, int count, Site site) {
+  Block& block = Block::current();
+  if (!block.skips("mbarrier_init", site)) block.init_mbarrier(barrier, count, site);
+}
+
+namespace {
+
+void arrive(const char* what, const void* barrier, bool by_copies, Site site) {
+  Block& block = Block::current();
+  if (!block.skips(what, site)) block.arrive_at_mbarrier(what, barrier, by_copies, site);
+}
+
+}  // namespace
+
+void mbarrier_arrive(const void* barrier, Site site) { arrive("mbarrier_arrive", barrier, false, site); }
+
+void mbarrier_arrive_after_copies(const void* barrier, Site site) {
+  arrive("mbarrier_arrive_after_copies", barrier, true, site);
+}
+
+void mbarrier_wait(const void* barrier, int parity, Site site) {
+  Block& block = Block::current();
+  if (!block.skips("mbarrier_wait", site)) block.wait_at_mbarrier(barrier, parity, site);
+}
+
 void copy_async(void* shared, const void* global, int bytes, bool real, Site site) {
   Block::current().copy_async(shared, global, bytes, real, site);
 }

@@ -2,6 +2,7 @@
 
 // A kernel whose threads do what they are told, so that random programs can be compared with a model of what is a race.
 // What a block is told depends on its ticket.
+#include "platform/mbarrier.h"
 #include "platform/memory.h"
 #include "platform/sync.h"
 #include "platform/turns.h"
@@ -29,11 +30,14 @@ enum class Operation : int {
   kStoreGlobal,
   kWaitForTurn,
   kPassTurn,
+  kArriveAtMBarrier,
+  kArriveAfterCopies,
+  kWaitAtMBarrier,
 };
 
 struct ProgramParams {
   const int* operations;  // [tickets, num_threads, num_steps]
-  const int* places;      // [tickets, num_threads, num_steps]: the word, row, barrier or turn that an operation takes
+  const int* places;      // [tickets, num_threads, num_steps]: word, row, barrier, turn or mbarrier that it takes
   const Vector16* source;
   float* words;   // [kProgramWords]
   int* counters;  // [1 + kProgramTurns] zeros: tickets, and turns that are passed once
@@ -42,18 +46,21 @@ struct ProgramParams {
 };
 
 constexpr int kProgramRows = 2, kProgramWords = 4, kProgramTurns = 64;
+constexpr int kProgramMBarriers = 40;  // for two arrivals, once
 
 struct ProgramSmem {
   union {
     SharedArray<float, kProgramRows * 4> words;
     SharedArray<Vector16, kProgramRows> rows;
   };
+  MBarrier mbarriers[kProgramMBarriers];
   SharedArray<int, 1> ticket;
 };
 
 GLOBAL void program(const ProgramParams p) {
   SHARED(ProgramSmem, smem);
   if (thread_index() == 0) smem.ticket.store(0, take_ticket(p.counters));
+  if (thread_index() < kProgramMBarriers) smem.mbarriers[thread_index()].init(2);
   sync_block();
   const int first = (smem.ticket.load(0) * p.num_threads + thread_index()) * p.num_steps;
   for (int step = 0; step < p.num_steps; ++step) {
@@ -113,6 +120,15 @@ GLOBAL void program(const ProgramParams p) {
         break;
       case Operation::kPassTurn:
         pass_turn(p.counters + 1 + place, 1);
+        break;
+      case Operation::kArriveAtMBarrier:
+        smem.mbarriers[place].arrive();
+        break;
+      case Operation::kArriveAfterCopies:
+        smem.mbarriers[place].arrive_after_copies();
+        break;
+      case Operation::kWaitAtMBarrier:
+        smem.mbarriers[place].wait(0);
         break;
     }
   }

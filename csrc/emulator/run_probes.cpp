@@ -2,6 +2,7 @@
 #include <map>
 
 #include "emulator/probes.cuh"
+#include "emulator/probes_mbarriers.cuh"
 #include "emulator/probes_turns.cuh"
 #include "emulator/program.cuh"
 #include "emulator/runs.h"
@@ -73,6 +74,30 @@ const std::map<std::string, Probe>& probes_by_name() {
       PROBE(tickets_from_a_turn),
       PROBE(turn_past_the_end),
       PROBE(passes_a_turn_at_an_input),
+      PROBE(pipeline_of_copies),
+      PROBE(reverse_by_mbarrier),
+      PROBE(copies_told_by_others),
+      PROBE(waits_for_alternate_phases),
+      PROBE(store_before_arrive_after_copies),
+      PROBE(copy_after_arrive_after_copies),
+      PROBE(arrive_with_copies_under_way),
+      PROBE(mbarrier_that_nobody_initialised),
+      PROBE(mbarrier_used_beside_its_init),
+      PROBE(mbarrier_initialised_again),
+      PROBE(mbarrier_of_numbers),
+      PROBE(too_many_arrivals),
+      PROBE(too_many_arrivals_after_copies),
+      PROBE(too_few_arrivals),
+      PROBE(arrivals_left_at_mbarrier),
+      PROBE(copies_left_at_mbarrier),
+      PROBE(waiter_two_phases_behind),
+      PROBE(waiter_a_phase_early),
+      PROBE(consumer_starts_at_parity_1),
+      PROBE(reads_an_mbarrier),
+      PROBE(copies_over_an_mbarrier),
+      PROBE(mbarrier_in_written_bytes),
+      PROBE(misaligned_mbarrier),
+      PROBE(mbarrier_in_global_memory),
   };
 #undef PROBE
   return all;
@@ -146,7 +171,10 @@ void bind_probes(py::module_& m) {
       .value("load_global", Operation::kLoadGlobal)
       .value("store_global", Operation::kStoreGlobal)
       .value("wait_for_turn", Operation::kWaitForTurn)
-      .value("pass_turn", Operation::kPassTurn);
+      .value("pass_turn", Operation::kPassTurn)
+      .value("arrive_at_mbarrier", Operation::kArriveAtMBarrier)
+      .value("arrive_after_copies", Operation::kArriveAfterCopies)
+      .value("wait_at_mbarrier", Operation::kWaitAtMBarrier);
   m.def("program", &run_program, py::arg("operations"), py::arg("places"), py::arg("options"));
   m.def("probe", &run_probe, py::arg("name"), py::arg("inputs"), py::arg("options"), py::arg("num_blocks") = 1,
         py::arg("num_threads") = kProbeThreads, py::arg("shared_bytes") = kProbeThreads * 32 * int(sizeof(float)));

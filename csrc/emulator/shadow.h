@@ -9,7 +9,7 @@
 namespace regrow::emulator {
 
 // What a place is for. Accesses of different uses are never ordered; tickets are atomic and always are.
-enum class Use : uint8_t { kOrdinary, kTicket, kTurn };
+enum class Use : uint8_t { kOrdinary, kTicket, kTurn, kMBarrier };
 
 // What lanes of one warp did together, or one thread, or one thread's copy: who, when, where in the source.
 struct Epoch {

@@ -42,6 +42,12 @@ int take_ticket(int* counter, Site site);
 void wait_for_turn(const int* turn, int value, Site site);
 void pass_turn(int* turn, int value, Site site);
 
+// mbarriers: platform/mbarrier.h. All are synchronisation points.
+void mbarrier_init(const void* barrier, int count, Site site);
+void mbarrier_arrive(const void* barrier, Site site);
+void mbarrier_arrive_after_copies(const void* barrier, Site site);
+void mbarrier_wait(const void* barrier, int parity, Site site);
+
 // `bytes` from global to shared memory, zeros where not `real`; groups are the calling thread's own.
 void copy_async(void* shared, const void* global, int bytes, bool real, Site site);
 void commit_copies(Site site);

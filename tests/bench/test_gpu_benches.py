@@ -8,12 +8,13 @@ import gpu_check
 import gpu_peers
 import gpu_rows
 import gpu_run
+import gpu_training
 import pytest
 import torch
 import torch.nn.functional as F
 from gpu_timing import Ceilings, HostTimer, num_buffers
 from gpu_work import Work
-from gpu_workloads import small_workloads
+from gpu_workloads import chain, grpo, small_training_workloads, small_workloads, training_workloads
 from interleaved import Times, interleave
 from report import Row, write_markdown, write_rows
 
@@ -34,7 +35,8 @@ def varlen(q, k, v, cu_q, cu_k, max_q, max_k):
 @pytest.fixture
 def every_peer():
     on_cpu = [peer for peer in gpu_peers.peers() if "cpu" in peer.devices]
-    return [*on_cpu, gpu_peers.Peer("varlen", gpu_peers.whole_or_chains, gpu_peers.causal_varlen(varlen))]
+    made = gpu_peers.causal_varlen(varlen)
+    return [*on_cpu, gpu_peers.Peer("varlen", gpu_peers.whole_or_chains, made, training_devices=gpu_peers.BOTH)]
 
 
 @pytest.mark.parametrize("workload", small_workloads(), ids=lambda workload: workload.name)
@@ -47,13 +49,14 @@ def test_peers_compute_the_same(workload, every_peer):
 
 
 def test_a_peer_that_differs_is_noticed():
-    wrong = gpu_peers.Peer("wrong", lambda _: True, lambda workload, q, k, v: (lambda: q * 1.1, lambda out: out))
+    parts = (lambda *tensors: tensors, lambda q, k, v: q * 1.1, lambda out: out)
+    wrong = gpu_peers.Peer("wrong", lambda _: True, lambda workload: parts)
     with pytest.raises(AssertionError, match=r"wrong, chain of 300: off by"):
         gpu_attention.check(small_workloads()[0], [wrong], [])
 
 
 def test_a_peer_that_refuses_is_reported():
-    def refuse(workload, q, k, v):
+    def refuse(workload):
         raise RuntimeError("no such backend | here\nand a long trace")
 
     absent = []
@@ -69,6 +72,67 @@ def test_rows_of_a_workload(every_peer):
     measures = {row.measure: row for row in rows}
     assert absent == [] and {"regrow forward", "SDPA masked forward", "share of the floor"} <= set(measures)
     assert measures["against SDPA masked"].bar == 1 and all(row.value > 0 for row in rows)
+
+
+@pytest.mark.parametrize("workload", small_training_workloads(), ids=lambda workload: workload.name)
+def test_peers_have_the_same_gradients(workload, every_peer):
+    chosen = [peer for peer in every_peer if "cpu" in peer.training_devices and peer.applies(workload)]
+    assert len(chosen) >= 2
+    absent = []
+    gpu_training.check(workload, chosen, absent)
+    assert absent == []
+
+
+def test_a_gradient_that_differs_is_noticed():
+    def attend(q, k, v):
+        group = q.size(1) // k.size(1)
+        k, v = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k.detach() + 0 * k, v))
+        return F.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True).transpose(0, 1)
+
+    parts = (lambda *tensors: tensors, attend, lambda out: out)
+    wrong = gpu_peers.Peer("wrong", lambda _: True, lambda workload: parts)
+    with pytest.raises(AssertionError, match=r"wrong, chain of 300: dk off by"):
+        gpu_training.check(small_training_workloads()[0], [wrong], [])
+
+
+def test_rows_of_training(every_peer):
+    workload, absent = small_training_workloads()[3], []
+    chosen = [peer for peer in every_peer if "cpu" in peer.training_devices and peer.applies(workload)]
+    rows = gpu_training.measure(workload, chosen, absent, Ceilings(CPU, 64, 2**16), rounds=2)
+    measures = {row.measure for row in rows}
+    assert absent == [] and all(row.value > 0 for row in rows)
+    assert {"regrow backward", "useful rate, forward + backward", "share of the floor, backward"} <= measures
+    assert {"varlen backward", "backward against SDPA masked", "forward + backward against varlen"} <= measures
+
+
+def test_goals_of_training():
+    measured = times(**{"backward": 1e-3, "both": 2e-3, "peer's backward": 3e-3, "peer's": 1e-2})
+    dual_kv, chained = training_workloads()[3], chain(300)
+
+    def verdicts(workload, peer):
+        return {row.measure: (row.bar, row.verdict) for row in gpu_training.rows_against(workload, peer, measured)}
+
+    against_flash = verdicts(dual_kv, "SDPA flash")
+    assert dual_kv.tree.num_sequences == 28
+    assert against_flash["forward + backward against SDPA flash"] == (6, "MISSED")  # 5 times
+    assert against_flash["backward against SDPA flash"] == (1, "bar")
+    assert verdicts(dual_kv, "FlexAttention")["forward + backward against FlexAttention"] == (1, "bar")
+    assert verdicts(grpo(50, 2, 5), "SDPA flash")["forward + backward against SDPA flash"] == (1, "bar")
+    assert verdicts(chained, "FlexAttention")["backward against FlexAttention"] == (None, "")
+
+
+# 1 ms for 1e9 operations of the backward, 2 ms for 1.4e9 of both; 337 TFLOP/s are the aim where they were published.
+def test_rates_of_training():
+    workload, measured = training_workloads()[1], times(backward=1e-3, both=2e-3)
+    work = Work(4 * 10**8, 10**6), Work(10**9, 10**6)
+    for chip, aim in (("NVIDIA H100 80GB HBM3", 337), ("NVIDIA H200", None)):
+        rows = gpu_training.rows_of(workload, measured, *work, 2e12, 4e9, chip)
+        values = {row.measure: row for row in rows}
+        assert values["useful rate, backward"].value == 1.0 and values["useful rate, backward"].aim == aim
+        assert "337" in values["useful rate, backward"].note
+        assert values["share of the matmul, forward + backward"].value == pytest.approx(0.35)
+        assert values["share of the copy, forward + backward"].value == pytest.approx(0.25)
+        assert values["share of the floor, backward"].value == 0.5
 
 
 def times(**medians):

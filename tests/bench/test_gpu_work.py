@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_work import Work, attention_work, gather_work, scatter_work, useful_pairs
+from gpu_work import Work, attention_backward_work, attention_work, gather_work, scatter_work, useful_pairs
 from gpu_workloads import conversation, decoding, grpo, small_workloads, verification, workloads
 
 from named_trees import named_trees
@@ -25,6 +25,16 @@ def test_operations_by_hand():
     assert work.operations == 7 * 4 * (2 * 8 + 2 * 6)
     q, k, v, out, lse = 2 * 4 * 8 * 2, 5 * 2 * 8 * 2, 5 * 2 * 6 * 2, 2 * 4 * 6 * 2, 2 * 4 * 4
     assert work.bytes == q + k + v + out + lse
+
+
+def test_operations_of_the_backward_by_hand():
+    work = attention_backward_work(3 + 4, 2, 5, heads=(4, 2), dims=(8, 6), element_size=2)
+    scores, weights, dv, dk, dq = 2 * 8, 2 * 6, 2 * 6, 2 * 8, 2 * 8
+    assert work.operations == 7 * 4 * (scores + weights + dv + dk + dq)
+    q, k, v, out, lse = 2 * 4 * 8 * 2, 5 * 2 * 8 * 2, 5 * 2 * 6 * 2, 2 * 4 * 6 * 2, 2 * 4 * 4
+    assert work.bytes == 2 * (q + k + v + out) + lse  # out and its gradient
+    square = dict(heads=(4, 2), dims=(8, 8), element_size=2)
+    assert 2 * attention_backward_work(7, 2, 5, **square).operations == 5 * attention_work(7, 2, 5, **square).operations
 
 
 # The chain of N: N (N + 1) / 2 pairs, the formula that FlashAttention's benches halve N^2 for.

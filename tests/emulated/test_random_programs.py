@@ -24,8 +24,11 @@ class Model:
 
     def start_block(self):
         self.known = [0] * THREADS  # the events before a thread's next one
+        self.told = [0] * THREADS  # those that barriers and turns told it of
+        self.arrived = []  # at each mbarrier: the events before its wait
         self.reads[:FIRST_GLOBAL] = self.writes[:FIRST_GLOBAL] = [0] * FIRST_GLOBAL
-        self.issued = [[] for _ in EVERYBODY]  # copies that are not committed
+        self.copied = [0] * THREADS  # its copies
+        self.issued = [[] for _ in EVERYBODY]  # of those, the ones that are not committed
         self.groups = [[] for _ in EVERYBODY]
 
     def races(self, thread, words, write):
@@ -41,6 +44,7 @@ class Model:
             (self.writes if write else self.reads)[word] |= event
         if by_copy:
             self.issued[thread].append(event)
+            self.copied[thread] |= event
         else:
             self.known[thread] |= event
 
@@ -58,7 +62,17 @@ class Model:
         for thread in (*waiting, *arriving):
             known |= self.known[thread]
         for thread in waiting:
-            self.known[thread] = known
+            self.tell(thread, known)
+
+    def tell(self, thread, events):
+        self.told[thread] |= events
+        self.known[thread] |= events
+
+    def arrive(self, threads_by_copies):
+        before = 0
+        for thread, by_copies in threads_by_copies:
+            before |= self.told[thread] | self.copied[thread] if by_copies else self.known[thread]
+        self.arrived.append(before)
 
 
 def accesses(operation, threads, places):
@@ -80,7 +94,7 @@ class Program:
         self.model = Model()
         self.operations, self.places = np.zeros((2, num_blocks, THREADS, STEPS), np.int32)
         self.race = False
-        acts = [self.touch, self.touch, self.copying, self.matrices, self.synchronise]
+        acts = [self.touch, self.touch, self.copying, self.matrices, self.synchronise, self.mbarrier]
         if num_blocks > 1:
             acts += [self.touch_global, self.touch_global, self.turn, self.turn, self.synchronise]
         for self.block in range(num_blocks):
@@ -121,10 +135,22 @@ class Program:
         if self.num_passed_before and self.choose.random() < 0.7:
             turn = self.choose.randrange(self.num_passed_before)
             self.put(step, "wait_for_turn", [thread], turn)
-            self.model.known[thread] |= passed[turn]
+            self.model.tell(thread, passed[turn])
         else:
             self.put(step, "pass_turn", [thread], len(passed))
             passed.append(self.model.known[thread])
+
+    def mbarrier(self, step):  # two threads or their copies arrive at each, and any may wait
+        if self.model.arrived and self.choose.random() < 0.6:
+            thread, barrier = self.choose.choice(self.active), self.choose.randrange(len(self.model.arrived))
+            self.put(step, "wait_at_mbarrier", [thread], barrier)
+            self.model.tell(thread, self.model.arrived[barrier])
+        else:
+            arrivals = [(thread, self.choose.random() < 0.5) for thread in self.choose.sample(self.active, 2)]
+            for thread, by_copies in arrivals:
+                operation = "arrive_after_copies" if by_copies else "arrive_at_mbarrier"
+                self.put(step, operation, [thread], len(self.model.arrived))
+            self.model.arrive(arrivals)
 
     def copying(self, step):
         thread = self.choose.choice([thread for thread in self.active if self.model.issued[thread]] or self.active)

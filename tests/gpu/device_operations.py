@@ -62,6 +62,43 @@ def _attention(device, tokens):
             return regrow.tree_attention(q, k, v, tree, sinks=sinks[0] if sinks else None, **options)
 
         yield Operation(name, values, run)
+        wide = torch.float32 if more.get("partial") else dtype
+        numbers = [
+            torch.empty(num_queries, 8, dims[1], dtype=wide, device=device),
+            torch.empty(8, num_queries, device=device),
+        ]
+        options = (dims[0] ** -0.5, more.get("window"), more.get("softcap"))
+        call = _Attention(tree, plan, queries, options, values, numbers)
+        yield Operation(name.replace("attention", "attention gradients"), [*values, *numbers], call.gradients)
+        yield Operation(name.replace("attention", "attention accumulators"), [*values, *numbers], call.accumulated)
+
+
+@dataclass
+class _Attention:
+    """The ops under regrow.tree_attention, forward and backward."""
+
+    tree: regrow.PrefixTree
+    plan: torch.Tensor
+    queries: torch.Tensor | None
+    options: tuple  # scale, window, softcap
+    values: list  # q, k, v, and sinks unless the result is partial
+    numbers: list  # dout, dlse
+
+    def arguments(self):
+        q, k, v, *sinks = self.values
+        sinks = sinks[0] if sinks else None
+        places = (self.tree.subtree_end, self.tree.position_ids, self.plan, self.queries, 0, 0, *self.options, sinks)
+        out, lse = torch.ops.regrow.tree_attention_fwd(q, k, v, *places, sinks is None)
+        return *self.numbers, q, k, v, out, lse, *places
+
+    def gradients(self):
+        return tuple(x for x in torch.ops.regrow.tree_attention_bwd(*self.arguments()) if x.numel())
+
+    def accumulated(self):
+        """Beside gradients, which others have put there."""
+        sums = tuple(torch.ones(x.shape, device=x.device) for x in self.values[:3])
+        dsinks = torch.ops.regrow.tree_attention_bwd_accum(*self.arguments(), *sums)
+        return (*sums, dsinks) if dsinks.numel() else sums
 
 
 def _merges(device, tokens):

@@ -9,7 +9,7 @@ import torch
 
 import emulator_module
 import regrow
-from attention_cases import make_case
+from attention_cases import make_case, run_regrow
 from device_cases import attend, place
 from named_trees import conversation, grpo_group, single_tokens
 from regrow._load import _C
@@ -95,23 +95,43 @@ def test_logits(vocabulary, softcap, dtype, device, emulator, generator):
         assert_near(torch.from_numpy(x).to(summed), y.to(summed))
 
 
-def emulated_attention(emulator, case, compute_capability, multiprocessors):
-    """{"out", "lse"} as device_cases.attend names them, with the plan of such a chip."""
-    tree, index, options = case.tree, case.options.get("query_index"), case.options
-    index = None if index is None else index.numpy()
-    places = options.get("query_start", 0), options["key_start"]
-    axis = tree.host_subtree_end.numpy(), tree.host_position_ids.numpy()
-    window, head_dim = options.get("window") or 0, max(case.q.size(2), case.v.size(2))
-    rows, plan = _C.build_cuda_plan(
-        *axis, index, places[0], case.q.size(0), places[1], case.k.size(0), window, case.q.size(1), case.k.size(1),
-        head_dim, compute_capability, multiprocessors,
-    )  # fmt: skip
-    out, lse, _ = emulator.tree_attention(
-        *(to_numpy(x) for x in (case.q, case.k, case.v)), *axis, plan, rows, multiprocessors, index, *places,
-        case.q.size(2) ** -0.5, window, options.get("softcap") or 0.0,
-        None if case.sinks is None else case.sinks.float().numpy(), case.partial, name(case.dtype), emulator.Options(),
-    )  # fmt: skip
-    return {"out": to_torch(out, torch.float32 if case.partial else case.dtype), "lse": torch.from_numpy(lse).T}
+class EmulatedAttention:
+    """A case in the emulator, with the plan of such a chip; results by name, as device_cases has them."""
+
+    def __init__(self, emulator, case, compute_capability, multiprocessors):
+        self.emulator, self.case, self.multiprocessors = emulator, case, multiprocessors
+        tree, options, index = case.tree, case.options, case.options.get("query_index")
+        places = options.get("query_start", 0), options["key_start"]
+        self.axis = tree.host_subtree_end.numpy(), tree.host_position_ids.numpy()
+        index, window = None if index is None else index.numpy(), options.get("window") or 0
+        self.rows, self.plan = _C.build_cuda_plan(
+            *self.axis, index, places[0], case.q.size(0), places[1], case.k.size(0), window, case.q.size(1),
+            case.k.size(1), max(case.q.size(2), case.v.size(2)), compute_capability, multiprocessors,
+        )  # fmt: skip
+        self.operands = [to_numpy(x) for x in (case.q, case.k, case.v)]
+        sinks = None if case.sinks is None else case.sinks.float().numpy()
+        self.options = index, *places, case.q.size(2) ** -0.5, window, options.get("softcap") or 0.0, sinks
+
+    def forward(self):
+        out, lse, _ = self.emulator.tree_attention(
+            *self.operands, *self.axis, self.plan, self.rows, self.multiprocessors, *self.options, self.case.partial,
+            name(self.case.dtype), self.emulator.Options(),
+        )  # fmt: skip
+        out = to_torch(out, torch.float32 if self.case.partial else self.case.dtype)
+        return {"out": out, "lse": torch.from_numpy(lse).T}
+
+    def backward(self, out, lse):
+        """fp32, of these results of the forward."""
+        case = self.case
+        dout = case.dout.to(out.dtype)
+        sums = [torch.zeros(x.shape).numpy() for x in (case.q, case.k, case.v)]
+        *gradients, dsinks, _ = self.emulator.tree_attention_backward(
+            *self.operands, to_numpy(out), to_numpy(dout), lse.T.contiguous().numpy(), case.dlse.float().numpy(),
+            *self.axis, self.plan, self.multiprocessors, *self.options, to_numpy(case.dout), *sums, name(case.dtype),
+            self.emulator.Options(),
+        )  # fmt: skip
+        named = zip(("dq", "dk", "dv", "dsinks"), (*gradients, dsinks), strict=True)
+        return {name: torch.from_numpy(x) for name, x in named if x.size}
 
 
 CASES = {
@@ -132,10 +152,28 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case, dtype, device, emulator):
     case = CASES[case](dtype)
-    chip = 90, 132
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        chip = 10 * properties.major + properties.minor, properties.multi_processor_count
-    emulated, ours = emulated_attention(emulator, case, *chip), attend(place(case, device))
+    emulated, ours = EmulatedAttention(emulator, case, *chip_of(device)).forward(), attend(place(case, device))
     assert_near(emulated["lse"], ours["lse"])
     assert_near(emulated["out"], ours["out"], unit=2 * torch.finfo(dtype).eps)  # weights are rounded to it
+
+
+def chip_of(device):
+    """(compute capability, multiprocessors)"""
+    if device.type != "cuda":
+        return 90, 132
+    properties = torch.cuda.get_device_properties(device)
+    return 10 * properties.major + properties.minor, properties.multi_processor_count
+
+
+# From the device's own out and lse: what differs is the backward's.
+@pytest.mark.parametrize("dtype", SIXTEEN_BIT, ids=name)
+@pytest.mark.parametrize("case", CASES)
+def test_attention_backward(case, dtype, device, emulator):
+    case = CASES[case](dtype)
+    ours = run_regrow(place(case, device))
+    given = {name: ours[name].cpu() for name in ("out", "lse")}
+    emulated = EmulatedAttention(emulator, case, *chip_of(device)).backward(**given)
+    assert emulated.keys() == ours.keys() - given.keys()
+    for gradient, result in emulated.items():
+        # Weights and their gradients are rounded, in dq and dk both.
+        assert_near(result.to(ours[gradient].dtype), ours[gradient], unit=8 * torch.finfo(dtype).eps)

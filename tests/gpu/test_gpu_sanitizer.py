@@ -36,12 +36,13 @@ def kernels():
     headers = {name for text in sources for name in re.findall(r'#include "kernels/(\w+\.cuh)"', text)}
     texts = [(ROOT / "csrc" / "kernels" / name).read_text() for name in headers]
     names = {name for text in texts for name in re.findall(r"GLOBAL void LAUNCH_BOUNDS\([^)]*\)\s+(\w+)\(", text)}
-    return names - {"tile_matmul"}
+    return names - {"tile_matmul", "copy_pipeline"}
 
 
 def test_kernels_are_found():
     known = {"lse_merge", "replay_gather", "replay_scatter", "logits_row_stats", "logits_pick", "logits_row_grad"}
     assert known | {"tree_attention", "tree_attention_merge"} <= kernels()
+    assert {"tree_attention_backward", "attention_delta", "attention_dsinks"} <= kernels()
 
 
 def test_script(device):
@@ -53,6 +54,7 @@ def test_script(device):
         assert kernels() <= ran, f"every_kernel.py does not run {kernels() - ran}"
     else:
         assert {"tree_attention_fwd", "lse_merge", "replay_gather", "replay_scatter"} <= ran
+        assert {"tree_attention_bwd", "tree_attention_bwd_accum"} <= ran
 
 
 # initcheck also tracks what torch's own kernels read: only ours are looked at.

@@ -13,6 +13,11 @@ LOAD_MATRIX_TRANSPOSED = r"LDSM\.16\.MT88\.4"
 MMA = {"bf16": r"HMMA\.16816\.F32\.BF16", "fp16": r"HMMA\.16816\.F32"}
 LOAD_16, STORE_16 = r"LDG\.E(\.\w+)*\.128(\.\w+)*", r"STG\.E(\.\w+)*\.128(\.\w+)*"
 BARRIER = r"BAR\.SYNC\S*"
+MBARRIER = (
+    ("80", r"STS\.64"), ("80", r"ATOMS\.ARRIVE\.64"), ("80", r"ARRIVES\.LDGSTSBAR\.64"),  # the wait loops over a load
+    ("90", r"SYNCS\.EXCH\.64"), ("90", r"SYNCS\.ARRIVE\.TRANS64\.A1T0"), ("90", r"SYNCS\.PHASECHK\.TRANS64\.TRYWAIT"),
+    ("90", r"ARRIVES\.LDGSTSBAR\.64\.ARVCNT"),  # without .noinc it would be .TRANSCNT
+)  # fmt: skip
 ASSERT = r"CALL\.\S*"  # of __assertfail, which is all that device code calls
 TO_BF16, TO_FP16 = r"F2FP\.BF16\S*", r"F2FP\.(F16\.\S*)?PACK_AB"
 
@@ -30,6 +35,7 @@ class Kernel:
     config: str
     shared: str = ""
     holds: tuple = ()  # patterns for every instantiation
+    holds_on: tuple = ()  # (chip, pattern), ...
     holds_where: tuple = ()  # (regular expression for the template arguments, pattern), ...
     shared_bound: tuple = ()  # (chip, regular expression): where shared memory allows fewer blocks than registers do
     integer_atomics: str = ""  # what they are for; atomics that add floats are never allowed
@@ -84,6 +90,11 @@ KERNELS = (
         "tile_matmul", 4, "{0}", shared="typename {0}::Smem",
         holds=(COPY_ASYNC_16, WAIT_FOR_COPIES, LOAD_MATRIX, BARRIER),
         holds_where=(("bf16", MMA["bf16"]), ("fp16", MMA["fp16"]), ("false", LOAD_MATRIX_TRANSPOSED)),
+    ),
+    Kernel(
+        "copy_pipeline", 1, "{0}", shared="typename {0}::Smem",
+        holds=(COPY_ASYNC_16, BARRIER), holds_on=MBARRIER,
+        integer_atomics="arrivals at an mbarrier",
     ),
 )  # fmt: skip
 

@@ -32,7 +32,8 @@ def test_holds_what_was_meant(kernel, chip, code_of):
         arguments = ", ".join(entry.arguments)
         chosen = [(where, pattern) for where, pattern in kernel.holds_where if re.search(where, arguments)]
         used.update(chosen)
-        for pattern in (*kernel.holds, *(pattern for _, pattern in chosen)):
+        on_chip = [pattern for where, pattern in kernel.holds_on if where == chip]
+        for pattern in (*kernel.holds, *on_chip, *(pattern for _, pattern in chosen)):
             assert any(re.fullmatch(pattern, opcode) for opcode in opcodes), f"no {pattern} in {entry.function}"
     assert used == set(kernel.holds_where), "a condition that no instantiation meets checks nothing"
 

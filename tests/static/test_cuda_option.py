@@ -99,10 +99,12 @@ int main() {
   say([] { cuda::tree_attention({}, {}, nullptr); });
   say([] { cuda::tree_attention_backward({}, {}, {}, nullptr); });
   say([] { cuda::lse_merge({}, nullptr); });
+  say([] { cuda::lse_merge_backward({}, nullptr); });
   say([] { cuda::replay_gather({}, nullptr); });
   say([] { cuda::replay_scatter({}, nullptr); });
   say([] { cuda::logits_row_stats({}, nullptr); });
   say([] { cuda::logits_pick({}, nullptr); });
+  say([] { cuda::logits_row_grad({}, nullptr); });
   say([] { cuda::device_limits(0); });
   say([] { cuda::make_current(0); });
 }

@@ -55,7 +55,8 @@ def calls(tmp_path_factory):
     subprocess.run(
         ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Werror",
          "-DTORCH_TARGET_VERSION=0x020a000000000000ULL",
-         f"-I{ROOT / 'csrc'}", "-isystem", TORCH / "include", source, "-o", library,
+         f"-I{ROOT / 'csrc'}", "-isystem", TORCH / "include", source, ROOT / "csrc" / "cuda" / "unavailable.cpp",
+         "-o", library,
          f"-L{TORCH / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"],
         check=True,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def compare(model, batch, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECOND
             run = UPDATES[name]
             began = time.perf_counter()
             if done == 0:
-                updates[name], peaks[name] = peak_bytes(lambda: run(model, batch, on_step))  # noqa: B023  runs at once
+                updates[name], peaks[name] = peak_bytes(lambda: run(model, batch, on_step), model.device)  # noqa: B023  at once
             else:
                 updates[name] = run(model, batch, on_step)
                 seconds[name].append(time.perf_counter() - began)

@@ -3,11 +3,17 @@
 import os
 from contextlib import contextmanager
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_bytes(run):
-    """Returns (what `run` returns, the most bytes it had allocated at once beyond what was there before)."""
+def peak_bytes(run, device="cpu"):
+    """Returns (what `run` returns, the most bytes on `device` that it had allocated at once beyond those before)."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = run()
+        return result, torch.cuda.max_memory_allocated(device) - before
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with silent_stderr():
         profiler.start()

@@ -36,7 +36,7 @@ def replicated_update(model, batch, on_sequences=lambda count: None):
     model.zero_grad(set_to_none=True)
     loss_sum, logps = 0.0, [None] * len(batch.sequences)
     for start, rows in same_shape(batch):
-        tokens = torch.stack([batch.sequences[row] for row in rows])
+        tokens = torch.stack([batch.sequences[row] for row in rows]).to(model.device)
         weights = torch.stack([batch.token_weights[row] for row in rows])[:, start:]
         old = None if batch.old_logp is None else torch.stack([batch.old_logp[row] for row in rows])
         responses = tokens[:, start:]
@@ -68,8 +68,8 @@ def packed_update(model, batch):
     """
     model.zero_grad(set_to_none=True)
     tree, responses = regrow.PrefixTree.from_sequences(batch.sequences), response_rows(batch)
-    logp = response_logprobs(model, tree, responses)
     weights = torch.cat(batch.token_weights)[responses]
+    logp = response_logprobs(model, tree.to(model.device), responses.to(model.device))
     loss = grpo_loss(logp, weights, None if batch.old_logp is None else torch.cat(batch.old_logp))
     loss.backward()
     return Update(loss.item(), logp.detach(), take_gradients(model), tree.num_tokens)
@@ -77,7 +77,7 @@ def packed_update(model, batch):
 
 def response_logprobs(model, tree, responses):
     """Log-probs of the sequences' tokens where `responses` (boolean, one each) holds; only their rows meet the head."""
-    scored = torch.zeros(tree.num_tokens, dtype=torch.bool)
+    scored = torch.zeros(tree.num_tokens, dtype=torch.bool, device=responses.device)
     scored[tree.gather_index[responses]] = True
     hidden = packed(model.model, tree).last_hidden_state[0]
     return tree.unpack(regrow.tree_logprobs(hidden, model.lm_head.weight, tree, where=scored))[responses]

@@ -1,4 +1,7 @@
-"""Calls that docs/performance.md prices: (tree, query_index) each, with 32 query / 8 KV heads of 128."""
+"""Calls that are priced and measured: (tree, query_index) each, with 32 query / 8 KV heads of 128.
+
+The sizes by default are those of docs/performance.md.
+"""
 
 import torch
 
@@ -7,38 +10,46 @@ from regrow.tree import PrefixTree
 HEADS, DIM = (32, 8), 128
 
 
-def grpo():
-    return PrefixTree.from_nodes([-1] + [0] * 8, [32768] + [1024] * 8), None
+def prefill(length=4096):
+    return PrefixTree.from_nodes([-1], [length]), None
 
 
-def conversation():
-    """Every turn is answered in two ways, eight turns deep."""
-    parent = [(node - 1) // 2 if node else -1 for node in range(255)]
-    return PrefixTree.from_nodes(parent, [1024] + [128] * 254), None
+def grpo(prompt=32768, responses=8, length=1024):
+    return PrefixTree.from_nodes([-1] + [0] * responses, [prompt] + [length] * responses), None
 
 
-def sequences(context, drafts):
-    """Contexts with a chain of `drafts[i]` tokens behind each, which are the queries."""
-    parent, places = [], []
-    for i, count in enumerate(drafts):
-        parent += [-1, 2 * i]
-        start = sum(drafts[:i]) + (i + 1) * context
-        places += range(start, start + count)
-    lengths = [length for count in drafts for length in (context, count)]
+def conversation(prompt=1024, depth=8, length=128):
+    """Every turn is answered in two ways, `depth` nodes from root to leaf."""
+    parent = [(node - 1) // 2 if node else -1 for node in range(2**depth - 1)]
+    return PrefixTree.from_nodes(parent, [prompt] + [length] * (len(parent) - 1)), None
+
+
+def sequences(context, drafts, parent_of=None):
+    """Contexts with `drafts[i]` tokens behind each, which are the queries.
+
+    They are a chain, or single tokens, the n-th behind the one with the number `parent_of(n)`, -1 for the context.
+    """
+    parent, lengths, places, start = [], [], [], 0
+    for count in drafts:
+        root = len(parent)
+        if parent_of is None:
+            parent += [-1, root]
+            lengths += [context, count]
+        else:
+            parent += [-1] + [root + 1 + parent_of(n) for n in range(count)]
+            lengths += [context] + [1] * count
+        places += range(start + context, start + context + count)
+        start += context + count
     return PrefixTree.from_nodes(parent, lengths), torch.tensor(places)
 
 
-def verification(drafts=(16,) * 32):
-    return sequences(16384, drafts)
+def verification(drafts=(16,) * 32, context=16384, parent_of=None):
+    return sequences(context, drafts, parent_of)
 
 
-def decoding():
-    return sequences(8191, [1] * 64)
+def decoding(count=64, context=8192):
+    return sequences(context - 1, [1] * count)
 
 
 def long_decoding():
-    return sequences(131071, [1])
-
-
-def prefill(length=4096):
-    return PrefixTree.from_nodes([-1], [length]), None
+    return decoding(1, 131072)
