@@ -190,7 +190,8 @@ def kept_share(work, shape, chip):
     rows = work.tokens * work.heads_of_tile
     tile_bytes = rows * ((shape.head_dim + shape.value_dim) * shape.element_size + 4 * shape.head_dim)
     behind = min(work.keys / work.tokens * work.units_of_group, work.steps / max(len(work.items) * work.kv_heads, 1))
-    return min(1.0, chip.l2_mib * 2**20 / max(1, chip.multiprocessors * behind * tile_bytes))
+    tiles = min(chip.multiprocessors * behind, len(work.visits) * work.units_of_group * work.kv_heads)
+    return min(1.0, chip.l2_mib * 2**20 / max(1, tiles * tile_bytes))
 
 
 def kernel_traffic(work, shape, chip):
