@@ -6,7 +6,8 @@ HEADER = namedtuple(
     "Header",
     "magic num_words words_checksum num_tokens num_queries num_keys query_start key_start window indexed "
     "tree_checksum query_checksum "
-    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles num_forward_items forward_items forward_runs forward_start "
+    "query_tile key_tile items min_tiles num_query_tiles num_key_tiles "
+    "num_forward_items forward_items forward_runs forward_start "
     "num_merges merges num_slots num_backward_items backward_items backward_runs num_unseen backward_plan seen_keys",
 )
 Run = namedtuple("Run", "begin end partial ordinal")
