@@ -32,6 +32,7 @@ struct BlockItem {
 template <int kRows, bool kGeneral>
 struct BackwardRows {
   SharedArray<int, 2> tile_and_unit;  // whose rows they are
+  SharedArray<int, 1> rank;           // how many blocks add to their dq before this one
   SharedArray<float, kRows> lse_log2, delta;
   QueryPlaces<kRows, kGeneral> places;
 };

@@ -157,6 +157,10 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     copy_query_rows<Config::kThreads>(smem.dout[stage], p.dout, queries, p.value_dim);
     smem.rows[stage].places.fill(p.rectangle, queries);
     const int row = opaque(thread_index());
+    // A step ahead, by a thread that copies no row's values: where it is asked for, the block would wait for the
+    // look-ups.
+    if (p.dq && row == Config::kThreads - 1)
+      smem.rows[stage].rank.store(0, plan().later_key_tiles(walk.tile(), smem.item[BlockItem::kKeyTile]));
     if (row >= Config::kRows) return;
     if (row < 2) smem.rows[stage].tile_and_unit.store(row, row == 0 ? walk.tile() : unit_of(walk.unit()));
     const bool real = queries.has(row);
@@ -228,8 +232,8 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
                         lane);
         if (part == 0) {
           if (thread_index() == 0) {
-            const int rank = plan().later_key_tiles(tile, smem.item[BlockItem::kKeyTile]);
-            smem.item.fields.store(BlockItem::kRank, rank);
+            const int rank = smem.rows[stage].rank.load(0);
+            smem.item.fields.store(BlockItem::kRank, rank);  // the stage may be overwritten before the turn is passed
             wait_for_turn(turn(), rank);
           }
           sync_block();  // it is this block's turn
