@@ -15,9 +15,9 @@ L2_LATENCY = 300
 # Bytes of L2 that one multiprocessor takes in a clock while the others don't.
 L2_PORT = 64
 COPY_LATENCY = 1000  # kCopyLatency (csrc/kernels/attention_plan.h)
-# Loads that each wait for the one before, at every step: the next query tile's run; and the rank, through the plan's
-# header and the query tile's list. Acquiring the turn drops the L1, so they come from L2.
-WALK_LOADS, RANK_LOADS = 1, 3
+# Loads that all threads wait for at every step: the next query tile's run. Acquiring the turn drops the L1, so it comes
+# from L2. (The rank, three loads more, one thread looks up a step ahead, beside the products.)
+WALK_LOADS = 1
 # And at an item's start: the ticket, and the item through the plan's headers.
 START_LOADS = 4
 
@@ -111,7 +111,7 @@ def step_of(kernel, head_dim, device, kept=1.0):
     # Two halves of 8 rows a warp, each loaded, added to, stored.
     latency = kept * L2_LATENCY + (1 - kept) * COPY_LATENCY
     add = 2 * query_parts * latency + kernel.rows * dim * 4 / L2_PORT
-    parts["look_ups"] = (WALK_LOADS + RANK_LOADS) * L2_LATENCY
+    parts["look_ups"] = WALK_LOADS * L2_LATENCY
     parts["turn"] = L2_LATENCY + add + L2_LATENCY
     return Step(
         work=parts["multiply"] + parts["softmax"] + parts["look_ups"] + (0 if stages_of(dim) > 1 else COPY_LATENCY),
