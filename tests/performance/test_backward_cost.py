@@ -63,12 +63,12 @@ def test_head_dim_256():
     assert sum(p.operand_bytes for phase in kernel.phases for p in phase) == 2 * (scores + keys + queries)
 
 
-# Four loads that wait for one another, then the turn: seen, 2 x 8 rows a warp added, 32 KB, passed on.
+# The load of the next run, then the turn: seen, 2 x 8 rows a warp added, 32 KB, passed on.
 def test_clocks_of_a_turn():
     step, parts = step_of(passes.built(128), 128, device("H200"))
     assert step.add == 2 * 300 + 64 * 128 * 4 / 64
     assert parts["turn"] == step.turn == 300 + 1112 + 300
-    assert step.work == parts["multiply"] + parts["softmax"] + 4 * 300
+    assert step.work == parts["multiply"] + parts["softmax"] + 300
     assert step.key_add == 8 * 1000 + 2 * 128 * 128 * 4 / 64
 
 
