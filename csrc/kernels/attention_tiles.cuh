@@ -1,6 +1,8 @@
 #pragma once
 
 // What one block of the attention works on: its query tile, and key tiles one after the other.
+#include <cmath>
+
 #include "kernels/attention_tiling.h"
 #include "kernels/device_plan.cuh"
 #include "platform/numbers.h"

@@ -1,6 +1,8 @@
 """Each layer includes only layers to its left, and torch stays in the op layer (docs/design.md, layers)."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,23 @@ def test_includes_point_left(path):
 def test_compilers_are_told_apart_below_the_kernels(path):
     if layer(path) not in ("platform", "tile"):
         assert "__CUDACC__" not in path.read_text()
+
+
+# What a header uses it includes, or it compiles behind some others only. Those of other layers need torch or pybind11.
+HEADERS = [path for path in SOURCES if path.suffix in (".h", ".cuh") and layer(path) in LAYERS]
+
+
+@pytest.mark.parametrize("path", HEADERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_headers_stand_alone(path):
+    command = [
+        os.environ.get("CXX", "g++"),
+        "-std=c++20",
+        "-w",
+        "-fsyntax-only",
+        f"-I{ROOT / 'csrc'}",
+        "-x",
+        "c++",
+        path,
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
