@@ -37,7 +37,7 @@ inline RowTiling row_tiling(const AttentionParams& p, int rows) {
 struct ForwardTiling : RowTiling {
   const int32_t* plan;  // its words, on the device
   ScoreScale scale;
-  int share;                                 // in how many items the plan cut its work, at most
+  int cut_items;                             // in how many items the plan cut its work, at most
   int64_t max_items, max_merges, max_slots;  // what every plan of this shape stays within
 };
 
@@ -66,7 +66,7 @@ inline ForwardTiling forward_tiling(const AttentionParams& p, int rows, int mult
   ForwardTiling t = {row_tiling(p, rows)};
   t.plan = p.plan.words();
   t.scale = score_scale(p);
-  t.share = tiles.items;
+  t.cut_items = tiles.items;
   t.max_items = max_forward_items(query_tiles, tiles);
   t.max_merges = splits ? std::min(query_tiles, max_merges(tiles)) : 0;
   t.max_slots = splits ? std::min(query_tiles * pieces_of_tile, max_slots(tiles)) : 0;
@@ -93,7 +93,7 @@ struct BackwardTiling : RowTiling {
   ScoreScale scale;
   float score_scale;  // of the gradients of q and k
   int keys;           // of a key tile
-  int share;
+  int cut_items;
   int units_of_group;
   int64_t max_items;
   // Of the rows, [Hq, Tq] each: lse in log2, +inf where nothing was seen, and delta.
@@ -120,7 +120,7 @@ inline BackwardTiling backward_tiling(const AttentionParams& p, int multiprocess
   t.scale = score_scale(p);
   t.score_scale = float(p.scale);
   t.keys = tiles.keys;
-  t.share = tiles.items;
+  t.cut_items = tiles.items;
   t.units_of_group = t.units / p.kv_heads;
   t.max_items = max_backward_items((p.rectangle.num_keys + tiles.keys - 1) / tiles.keys, tiles);
   return t;

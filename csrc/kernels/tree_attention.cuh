@@ -113,7 +113,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
   using T = typename Config::T;
   SHARED(typename Config::Smem, smem);
   const DevicePlan plan(tiling.plan);
-  require(plan.fits(p.rectangle, tiling.tokens, kKeyTile, tiling.share),
+  require(plan.fits(p.rectangle, tiling.tokens, kKeyTile, tiling.cut_items),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
   const int item = int(unsigned(block_index()) / unsigned(tiling.units)),
             unit = int(block_index()) - item * tiling.units;

@@ -134,7 +134,7 @@ GLOBAL void LAUNCH_BOUNDS(Config::kThreads, Config::kBlocks)
     tree_attention_backward(const AttentionBackwardParams p, const BackwardTiling tiling) {
   using T = typename Config::T;
   SHARED(typename Config::Smem, smem);
-  require(DevicePlan(tiling.plan).backward().fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.share),
+  require(DevicePlan(tiling.plan).backward().fits(p.rectangle, tiling.tokens, Config::kKeys, tiling.cut_items),
           "the plan does not fit this call: make one with regrow.plan(tree, ...)");
   if (thread_index() == 0) smem.item.take(tiling.plan, tiling.ticket, p.kv_heads);
   sync_block();
