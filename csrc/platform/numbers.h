@@ -117,6 +117,11 @@ DEVICE float unpack_high(uint32_t pair) {
   return to_float(T{uint16_t(pair >> 16)});
 }
 
+#if !defined(__CUDACC__)
+// What .ftz does to operands and results; a NaN stays.
+inline float flush_subnormal(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
+#endif
+
 // 2^x to about 2 ulp; subnormals in and out are 0.
 DEVICE float exp2_approximate(float x) {
 #if defined(__CUDACC__)
@@ -124,9 +129,7 @@ DEVICE float exp2_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 #else
-  constexpr float kSmallestNormal = 0x1p-126f;
-  const float result = __builtin_exp2f(__builtin_fabsf(x) < kSmallestNormal ? 0.0f : x);
-  return result < kSmallestNormal ? 0.0f : result;
+  return flush_subnormal(__builtin_exp2f(flush_subnormal(x)));
 #endif
 }
 
@@ -137,9 +140,7 @@ DEVICE float reciprocal_approximate(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 #else
-  constexpr float kSmallestNormal = 0x1p-126f;
-  const float result = 1 / (__builtin_fabsf(x) < kSmallestNormal ? __builtin_copysignf(0.0f, x) : x);
-  return __builtin_fabsf(result) < kSmallestNormal ? __builtin_copysignf(0.0f, result) : result;
+  return flush_subnormal(1 / flush_subnormal(x));
 #endif
 }
 
