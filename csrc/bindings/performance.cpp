@@ -97,6 +97,17 @@ PlanView checked(const Words& words) {
   return plan;
 }
 
+py::dict sizes_of(const PlanHeader& h) {
+  py::dict d;
+  d["num_queries"] = h.num_queries;
+  d["num_keys"] = h.num_keys;
+  d["num_unseen"] = h.num_unseen;
+  d["query_tile"] = h.query_tile;
+  d["key_tile"] = h.key_tile;
+  d["num_query_tiles"] = h.num_query_tiles;
+  return d;
+}
+
 // The backward's items in their order, which is that of the tickets reversed: each walks runs [run_begin, run_end) of
 // query tiles [begin, end).
 py::dict plan_backward_work(const Words& words) {
@@ -120,15 +131,9 @@ py::dict plan_backward_work(const Words& words) {
     runs.mutable_at(r, 1) = run.end;
     runs.mutable_at(r, 2) = run.partial;
   }
-  py::dict d;
+  py::dict d = sizes_of(h);
   d["items"] = items;
   d["runs"] = runs;
-  d["num_queries"] = h.num_queries;
-  d["num_keys"] = h.num_keys;
-  d["num_unseen"] = h.num_unseen;
-  d["query_tile"] = h.query_tile;
-  d["key_tile"] = h.key_tile;
-  d["num_query_tiles"] = h.num_query_tiles;
   d["num_key_tiles"] = h.num_key_tiles;
   return d;
 }
@@ -151,17 +156,11 @@ py::dict plan_work(const Words& words) {
     query_tile.mutable_at(i) = item.query_tile;
   }
   for (int i = 0; i < h.num_merges; ++i) pieces.mutable_at(i) = plan.merges()[i].slot_end - plan.merges()[i].slot_begin;
-  py::dict d;
+  py::dict d = sizes_of(h);
   d["item_tiles"] = tiles;
   d["item_query_tile"] = query_tile;
   d["merge_pieces"] = pieces;
   d["partial_tiles"] = partial;
-  d["num_queries"] = h.num_queries;
-  d["num_keys"] = h.num_keys;
-  d["num_unseen"] = h.num_unseen;
-  d["query_tile"] = h.query_tile;
-  d["key_tile"] = h.key_tile;
-  d["num_query_tiles"] = h.num_query_tiles;
   d["items"] = h.items;
   d["min_tiles"] = h.min_tiles;
   return d;
