@@ -62,3 +62,12 @@ def _assert_same_pattern(ours, oracle, what):
     for name, pattern in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
         differs = pattern(ours) != pattern(oracle)
         assert not differs.any(), f"{what}: {name} pattern differs at {differs.nonzero()[0].tolist()}"
+
+
+def is_accurate(*tensors, **options):
+    """Whether assert_accurate would let them pass."""
+    try:
+        assert_accurate(*tensors, **options)
+    except AssertionError:
+        return False
+    return True

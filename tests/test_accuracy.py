@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accuracy import assert_accurate
+from accuracy import assert_accurate, is_accurate
 
 ORACLE = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -75,3 +75,8 @@ def test_a_row_of_zeros_must_stay_zero():
     assert_accurate(ours, oracle.float(), oracle, per_row=True)
     ours[3] = 1e-4
     fails(ours, oracle.float() + 1e-3 * (oracle != 0), oracle, "row 3", per_row=True)
+
+
+def test_is_accurate_says_what_assert_accurate_would():
+    assert is_accurate(ORACLE.float(), ORACLE.float(), ORACLE)
+    assert not is_accurate(ORACLE.float() + 1, ORACLE.float(), ORACLE)

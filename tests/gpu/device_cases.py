@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 import regrow
-from accuracy import assert_accurate
+from accuracy import assert_accurate, is_accurate
 from attention_cases import Case, rounding, run_oracle, run_regrow, worst_plain
 
 
@@ -100,24 +100,16 @@ def _assert_matches(case, ours, gradients):
     dense = Dense(case, gradients)
     for name, result in ours.items():
         oracle, compared = dense(torch.float64, name), dict(per_row=name != "dsinks", what=name)
-        if _passes(result, oracle, oracle, **compared):
+        if is_accurate(result, oracle, oracle, **compared):
             continue
         plain = dense(case.dtype, name)
-        if _passes(result, plain, oracle, **compared):
+        if is_accurate(result, plain, oracle, **compared):
             continue
         if name in ("out", "lse"):
             assert_accurate(result, dense.worst_plain(name), oracle, **compared)
         else:
             assert_accurate(result, plain, oracle, rounding=dense.rounding(name), **compared)
     return ours
-
-
-def _passes(*tensors, **options):
-    try:
-        assert_accurate(*tensors, **options)
-    except AssertionError:
-        return False
-    return True
 
 
 def same_bits(ours, theirs):
