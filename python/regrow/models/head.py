@@ -3,6 +3,7 @@
 import torch
 
 import regrow
+from regrow.head import Head
 from regrow.models.attached import packed, transformers_model
 
 PROBE_SCALE = 16  # of the row that the head itself runs on: large enough that a softcap shows
@@ -20,13 +21,28 @@ def logprobs(model, tree, *, temperature=1.0, return_entropy=False):
         logp = regrow.models.logprobs(model, tree, temperature=0.7)
         per_sequence = tree.unpack(logp).split(tree.cu_seqlens.diff().tolist())
     """
+    causal_lm = uncompiled(model)
+    weight = linear_head(causal_lm).weight
+    hidden, logits = last_hidden(model, tree)
+    scale, softcap = find_scaling(causal_lm, PROBE_SCALE * hidden[:1], weight, logits)
+    head = Head(weight, scale, softcap)
+    return regrow.tree_logprobs(hidden, weight, tree, **head.options(temperature), return_entropy=return_entropy)
+
+
+def uncompiled(model):
+    """The causal LM in `model`. Raises ValueError if its hidden states cannot be had."""
     causal_lm = transformers_model(model)
     if hasattr(model, "_orig_mod") or causal_lm._compiled_call_impl is not None:
         raise ValueError(
             "the whole model is compiled, and its hidden states cannot be had: compile its decoder, "
             "model.model.compile(), or its layers"
         )
-    head = linear_head(causal_lm)
+    return causal_lm
+
+
+def last_hidden(model, tree):
+    """Runs the model on the tree: hidden [T,H], what enters its head, and logits [1,V] of the first row, magnified."""
+    head = linear_head(transformers_model(model))
     rows = []
 
     def keep_rows(_, arguments):
@@ -41,16 +57,7 @@ def logprobs(model, tree, *, temperature=1.0, return_entropy=False):
     shapes = [list(row.shape[:2]) for row in rows]
     if shapes != [[1, tree.num_tokens]]:
         raise ValueError(f"the LM head must run once, on all {tree.num_tokens} rows, and ran on {shapes}")
-    hidden = rows[0][0].to(head.weight.dtype)
-    scale, softcap = find_scaling(causal_lm, PROBE_SCALE * hidden[:1], head.weight, logits[0])
-    return regrow.tree_logprobs(
-        hidden,
-        head.weight,
-        tree,
-        temperature=temperature / scale,  # scale * x / temperature, and with a softcap c: c tanh(scale * x / c)
-        softcap=None if softcap is None else softcap / scale,
-        return_entropy=return_entropy,
-    )
+    return rows[0][0].to(head.weight.dtype), logits[0]
 
 
 def linear_head(causal_lm):

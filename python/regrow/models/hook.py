@@ -1,6 +1,7 @@
 """The attention function that transformers calls under the name "regrow"."""
 
 import sys
+from functools import partial
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -21,7 +22,8 @@ def register():
 def attention(module, query, key, value, attention_mask, tree=None, **options):
     """Attention along every path of `tree`; without a tree, SDPA.
 
-    query [B,Hq,T,D], key [B,Hkv,T,D], value [B,Hkv,T,Dv] -> (out [B,T,Hq,Dv], None). With a tree, B is 1, T its tokens.
+    query [B,Hq,T,D], key [B,Hkv,T,D], value [B,Hkv,T,Dv] -> (out [B,T,Hq,Dv], None). With a tree, B is 1, T its tokens;
+    a segment of a replay (`regrow.replay.path.Run`) stands in for a tree and attends by its own method.
     Raises ValueError where the model's other arguments contradict the tree.
     """
     if tree is None:
@@ -30,11 +32,11 @@ def attention(module, query, key, value, attention_mask, tree=None, **options):
     refuse_layer(module, query, key, attention_mask, tree, options)
     reach()
     scale = options.get("scaling")
-    out = regrow.tree_attention(
+    attend = partial(tree.attend, module) if hasattr(tree, "attend") else partial(regrow.tree_attention, tree=tree)
+    out = attend(
         packed_rows(query.to(value.dtype)),  # autocast rounds values, and leaves queries that rotary made in fp32
         packed_rows(key.to(value.dtype)),
         packed_rows(value),
-        tree,
         scale=query.size(-1) ** -0.5 if scale is None else scale,
         window=attention_mask.window,
         softcap=options.get("softcap"),

@@ -1,0 +1,79 @@
+"""Where the gradients of one update collect, so that `.grad` changes once, at the end, or not at all."""
+
+import torch
+
+WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+class Gradients:
+    """Collects what several backward passes add to `.grad`; a context manager.
+
+    with Gradients(model, several=True):
+        ...  # backward passes
+    # .grad has their sum added; after an exception it is what it was
+
+    several: whether more than one backward pass comes; 16-bit gradients are then summed in float32 and rounded once, as
+    one backward pass would. atomic: sets gradients that are there aside until the end, at the cost of a second copy;
+    without, an error leaves in `.grad` what has been added so far (16-bit ones are set aside in any case).
+    """
+
+    def __init__(self, model, *, several, atomic=True):
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        refuse_hooks(model)
+        self.several, self.atomic = several, atomic
+        self.before = {}  # parameter -> the .grad that is set aside
+        self.sums = {}  # parameter -> float32 sum of 16-bit gradients
+        self.handles = []
+
+    def __enter__(self):
+        for parameter in self.parameters:
+            wide = self.several and parameter.dtype in WIDE
+            if (self.atomic or wide) and parameter.grad is not None:
+                self.before[parameter], parameter.grad = parameter.grad, None
+            if wide:
+                self.handles.append(parameter.register_post_accumulate_grad_hook(self.widen))
+        return self
+
+    @torch.no_grad()
+    def widen(self, parameter):
+        gradient, parameter.grad = parameter.grad, None
+        if parameter in self.sums:
+            self.sums[parameter].add_(gradient)
+        else:
+            self.sums[parameter] = gradient.to(WIDE[parameter.dtype])
+
+    @torch.no_grad()
+    def __exit__(self, error, *_):
+        for handle in self.handles:
+            handle.remove()
+        for parameter in self.parameters:
+            total = self.sums.pop(parameter, None)
+            before = self.before.pop(parameter, None)
+            if error is not None:
+                if self.atomic or before is not None:
+                    parameter.grad = before
+                continue
+            if total is not None:
+                parameter.grad = total.to(parameter.dtype)
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+
+    def num_bytes(self):
+        """(bytes of the sums and gradients so far, bytes set aside)"""
+        now = [*self.sums.values(), *(p.grad for p in self.parameters if p.grad is not None)]
+        return sum(x.nbytes for x in now), sum(x.nbytes for x in self.before.values())
+
+
+def refuse_hooks(model):
+    """Raises ValueError for what would act after every segment's backward pass and not after the whole."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and model.require_backward_grad_sync:
+        raise ValueError(
+            "DistributedDataParallel would reduce gradients after every segment: call backward under model.no_sync() "
+            "and reduce .grad afterwards"
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            raise ValueError(
+                f"parameter {name} has a gradient hook, which would run after every segment and not once: remove it, "
+                "and do its work on .grad after backward"
+            )

@@ -1,0 +1,146 @@
+"""Passes over the segments of a tree: every segment runs with the keys and values of its path in place."""
+
+from dataclasses import dataclass
+
+import torch
+
+import regrow
+from regrow.dtypes import accumulation_dtype
+from regrow.replay.path import Path, Run
+from regrow.replay.schedule import path_capacity, path_to
+
+
+@dataclass
+class Counts:
+    """Tokens that passed through the model: forward alone, and forward and backward."""
+
+    forward: int = 0
+    differentiated: int = 0
+
+
+class Walk:
+    """One tree, cut into segments, on the path of one model.
+
+    model: a `Replayable`; targets: `Targets`; on_tokens(count): called after each run of a segment. logprobs and
+    entropy [T], fp32 (fp64), fill as segments are scored; tokens that are no targets keep 0.
+    """
+
+    def __init__(self, model, tree, segments, targets, *, temperature, exact, on_tokens):
+        self.model, self.tree, self.segments, self.targets = model, tree, segments, targets
+        self.temperature, self.on_tokens = temperature, on_tokens
+        self.path = Path(path_capacity(segments), exact)
+        self.stack = []  # places of the inner segments whose keys and values are on the path
+        self.counts = Counts()
+        dtype = accumulation_dtype(model.replay_head().weight.dtype)
+        self.logprobs = torch.zeros(tree.num_tokens, dtype=dtype, device=tree.subtree_end.device)
+        self.entropy = torch.zeros_like(self.logprobs)
+
+    def values(self):
+        """Scores all targets without autograd. The path of the last segment stays, and `exact` begins there."""
+        for index, segment in enumerate(self.segments):
+            self.leave_for(segment)
+            with torch.no_grad():
+                hidden, _ = self.run(segment)
+                self.score(hidden, segment)
+            if segment.inner:
+                self.stack.append(index)
+
+    def exact(self, weigh):
+        """Every segment under autograd, after those that hang from it: their part of its keys' gradients is there.
+
+        weigh(positions, logprobs, entropy) -> (dlogprobs, dentropy or None) [N]: the objective's gradient for the
+        tokens at these axis positions.
+        """
+        for index in reversed(range(len(self.segments))):
+            segment = self.segments[index]
+            for above in path_to(self.segments, index)[len(self.stack) :]:
+                with torch.no_grad():
+                    self.run(self.segments[above])
+                self.stack.append(above)
+            repeated = segment.inner  # its first run was for those that hang from it
+            with torch.enable_grad():
+                hidden, run = self.run(segment, repeated=repeated)
+                if repeated:
+                    self.path.repeats.check(segment)
+                self.differentiate(hidden, segment, weigh)
+            if repeated:
+                self.path.check_taken(run)
+                self.stack.pop()
+
+    def detached(self, weigh):
+        """Every segment once, under autograd if its rows have targets; no gradient reaches its path."""
+        for index, segment in enumerate(self.segments):
+            self.leave_for(segment)
+            scored = self.targets.count(segment) > 0
+            with torch.set_grad_enabled(scored):
+                hidden, _ = self.run(segment)
+                if scored:
+                    self.differentiate(hidden, segment, weigh)
+            if segment.inner:
+                self.stack.append(index)
+
+    def leave_for(self, segment):
+        while self.stack and self.stack[-1] != segment.parent:
+            self.stack.pop()
+
+    def run(self, segment, *, repeated=False):
+        """Last hidden states [S,H] of the segment, and the run that made them."""
+        torch.clear_autocast_cache()  # a weight that was cast without autograd would have no gradient under it
+        run = Run(self.path, self.tree, segment, repeated=repeated)
+        hidden = self.model.replay_hidden(run)
+        if torch.is_grad_enabled():
+            self.counts.differentiated += segment.size
+        else:
+            self.counts.forward += segment.size
+        self.on_tokens(segment.size)
+        return hidden, run
+
+    def score(self, hidden, segment):
+        """(axis positions, log-probs, entropies) [N] of the targets of the segment's rows; they enter the results.
+
+        Raises FloatingPointError for a log-prob that is no number.
+        """
+        targets = self.targets.of(segment)
+        head = self.model.replay_head()
+        logp, row_entropy = regrow.row_logprobs(
+            regrow.replay_gather(hidden, targets.rows), head.weight, targets.row, self.tree.tokens[targets.positions],
+            **head.options(self.temperature),
+        )  # fmt: skip
+        entropy = regrow.replay_gather(row_entropy, targets.row)
+        refuse_nan(logp.detach(), targets.positions, self.tree, "log-prob")
+        self.logprobs[targets.positions] = logp.detach()
+        self.entropy[targets.positions] = entropy.detach()
+        return targets.positions, logp, entropy
+
+    def differentiate(self, hidden, segment, weigh):
+        """Back-propagates what the segment's rows contribute, and what its descendants left at its keys."""
+        if self.targets.count(segment) == 0:
+            if hidden.requires_grad:
+                torch.autograd.backward(hidden, torch.zeros_like(hidden))
+            return
+        positions, logp, entropy = self.score(hidden, segment)
+        dlogp, dentropy = weigh(positions, logp.detach(), entropy.detach())
+        refuse_nan(dlogp, positions, self.tree, "objective's derivative by the log-prob")
+        outputs, gradients = [logp], [dlogp]
+        if dentropy is not None:
+            refuse_nan(dentropy, positions, self.tree, "objective's derivative by the entropy")
+            outputs, gradients = [logp, entropy], [dlogp, dentropy]
+        torch.autograd.backward(outputs, gradients)
+
+
+def refuse_nan(values, positions, tree, name):
+    """Raises FloatingPointError that names the first NaN by sequence and place; values [N] of the tokens at positions."""
+    wrong = torch.isnan(values)
+    if not wrong.any():
+        return
+    position = int(positions[wrong].min())
+    dense = int((tree.gather_index == position).nonzero()[0]) if (tree.gather_index == position).any() else None
+    if dense is None:
+        where = "a token of no sequence"
+    else:
+        sequence = int(torch.searchsorted(tree.cu_seqlens, dense, right=True)) - 1
+        where = f"token {dense - int(tree.cu_seqlens[sequence])} of sequence {sequence}"
+    raise FloatingPointError(
+        f"the {name} of {where} (axis position {position}) is nan: look for inf or nan in the weights, or for a dtype "
+        "too narrow for the activations"
+    )
