@@ -17,7 +17,7 @@ class Head:
     softcap: float | None = None
 
     def options(self, temperature):
-        """`temperature=` and `softcap=` of `regrow.row_logprobs` and `regrow.tree_logprobs` under which they are these."""
+        """`temperature=` and `softcap=` with which `regrow.row_logprobs` and `tree_logprobs` see these logits."""
         # scale * x / temperature, and with a softcap c: c tanh(scale * x / c)
         return dict(
             temperature=temperature / self.scale, softcap=None if self.softcap is None else self.softcap / self.scale

@@ -37,7 +37,7 @@ class Replayable(torch.nn.Module):
 
 
 def adapt(model):
-    """`model` itself if it follows the protocol, else the transformers model inside it. Raises ValueError for neither."""
+    """`model` itself if it follows the protocol, else the transformers model in it. Raises ValueError for neither."""
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"the model is a {type(model).__name__}: give a transformers causal LM or an nn.Module")
     if callable(getattr(model, "replay_hidden", None)) and callable(getattr(model, "replay_head", None)):

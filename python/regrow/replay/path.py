@@ -19,7 +19,7 @@ LARGEST_DIFFERENCE = 1e-2  # between two runs of a segment, relative L2: roundin
 
 @dataclass(eq=False)
 class Slots:
-    """One layer's buffers: keys [capacity,Hkv,D] and values [capacity,Hkv,Dv], and their gradients once there are any."""
+    """One layer's buffers: keys [capacity,Hkv,D], values [capacity,Hkv,Dv], and their gradients once there are any."""
 
     keys: torch.Tensor
     values: torch.Tensor
