@@ -33,9 +33,9 @@ def cut(node_start, node_parent, position_ids, subtree_end, chunk_tokens):
     """The segments of a tree, of at most `chunk_tokens` tokens each, in preorder.
 
     node_start [num_nodes + 1], node_parent [num_nodes]: preorder nodes as `PrefixTree` has them; position_ids and
-    subtree_end [T] (arrays of integers). A node whose subtree fits in a chunk shares a leaf segment with its neighbours;
-    one whose subtree does not gives its last tokens to a leaf segment if all that is below fits beside them, for what
-    lies in leaf segments runs once; what is left is cut into inner segments of even size.
+    subtree_end [T] (arrays of integers). A node whose subtree fits in a chunk shares a leaf segment with its
+    neighbours; one whose subtree does not gives its last tokens to a leaf segment if all that is below fits beside
+    them, for what lies in leaf segments runs once; what is left is cut into inner segments of even size.
 
     >>> [(s.begin, s.end, s.inner) for s in cut([0, 6, 8, 10], [-1, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 6, 7], ..., 6)]
     [(0, 4, True), (4, 10, False)]

@@ -129,7 +129,7 @@ class Walk:
 
 
 def refuse_nan(values, positions, tree, name):
-    """Raises FloatingPointError that names the first NaN by sequence and place; values [N] of the tokens at positions."""
+    """Raises FloatingPointError that names the first NaN by sequence and place; values [N] at axis `positions`."""
     wrong = torch.isnan(values)
     if not wrong.any():
         return
