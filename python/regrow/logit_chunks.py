@@ -44,8 +44,7 @@ class Targets:
     def chunks(self, hidden, weight):
         """Yields (slice of rows, slice of targets, the rows' hidden states, their logits in memory used again)."""
         dtype = accumulation_dtype(hidden.dtype)
-        chunk_rows = CHUNK_BYTES[hidden.device.type] // max(1, weight.size(0) * dtype.itemsize)
-        chunk_rows = min(max(1, chunk_rows), MAX_CHUNK_ROWS)
+        chunk_rows = rows_per_chunk(weight)
         memory = hidden.new_empty(min(chunk_rows, self.num_rows), weight.size(0), dtype=dtype)
         for begin in range(0, self.num_rows, chunk_rows):
             rows = slice(begin, min(begin + chunk_rows, self.num_rows))
@@ -53,6 +52,12 @@ class Targets:
             logits = memory[: rows.stop - rows.start]
             ops.head_logits_out(chunk, weight, logits)
             yield rows, slice(self.bounds[rows.start], self.bounds[rows.stop]), chunk, logits
+
+
+def rows_per_chunk(weight):
+    """How many rows of logits are in memory at once."""
+    row_bytes = weight.size(0) * accumulation_dtype(weight.dtype).itemsize
+    return min(max(1, CHUNK_BYTES[weight.device.type] // max(1, row_bytes)), MAX_CHUNK_ROWS)
 
 
 def chunked_forward(hidden, weight, targets, temperature, softcap):

@@ -6,9 +6,9 @@ import torch
 
 from lifted_casts import LiftedCasts, recompute_lifted
 from regrow.demo.compare import compare
-from regrow.demo.memory import peak_bytes
 from regrow.demo.objective import group_advantages, make_batch
 from regrow.demo.updates import packed_update, relative_l2, replicated_update, same_shape
+from regrow.live_bytes import peak_bytes
 
 
 def both_updates(model, batch):

@@ -4,8 +4,8 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from regrow.demo.memory import peak_bytes
 from regrow.demo.updates import Update, packed_update, relative_l2, replicated_update
+from regrow.live_bytes import peak_bytes
 
 ROUNDS = 2
 TIME_LIMIT_SECONDS = 120.0

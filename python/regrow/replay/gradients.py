@@ -24,6 +24,11 @@ class Gradients:
         self.before = {}  # parameter -> the .grad that is set aside
         self.sums = {}  # parameter -> float32 sum of 16-bit gradients
         self.handles = []
+        self.keep = True
+
+    def discard(self):
+        """Lets `.grad` be at the end what it was."""
+        self.keep = False
 
     def __enter__(self):
         for parameter in self.parameters:
@@ -49,7 +54,7 @@ class Gradients:
         for parameter in self.parameters:
             total = self.sums.pop(parameter, None)
             before = self.before.pop(parameter, None)
-            if error is not None:
+            if error is not None or not self.keep:
                 if self.atomic or before is not None:
                     parameter.grad = before
                 continue
@@ -62,6 +67,17 @@ class Gradients:
         """(bytes of the sums and gradients so far, bytes set aside)"""
         now = [*self.sums.values(), *(p.grad for p in self.parameters if p.grad is not None)]
         return sum(x.nbytes for x in now), sum(x.nbytes for x in self.before.values())
+
+
+def gradient_bytes(model, *, several, atomic):
+    """(bytes of gradients that an update makes anew, bytes of those that it sets aside meanwhile)"""
+    made = aside = 0
+    for parameter in model.parameters():
+        wide = several and parameter.dtype in WIDE
+        if parameter.requires_grad and (parameter.grad is None or atomic or wide):
+            made += parameter.numel() * (WIDE[parameter.dtype] if wide else parameter.dtype).itemsize
+            aside += 0 if parameter.grad is None else parameter.grad.nbytes
+    return made, aside
 
 
 def refuse_hooks(model):

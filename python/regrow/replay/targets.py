@@ -39,6 +39,11 @@ class Targets:
         begin, end = self.span(segment)
         return int(end - begin)
 
+    def num_rows(self, segment):
+        """How many of the segment's rows predict something."""
+        begin, end = self.span(segment)
+        return len(np.unique(self.parents[begin:end]))
+
     def of(self, segment):
         begin, end = self.span(segment)
         rows, row = np.unique(self.parents[begin:end] - segment.begin, return_inverse=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from regrow.replay import schedule
 from regrow.replay.gradients import Gradients
 from regrow.replay.model import adapt, check
+from regrow.replay.segments import Job
 from regrow.replay.targets import Targets
 from regrow.replay.walk import Walk
 
@@ -79,13 +79,13 @@ def backward(
         raise ValueError(f"prefix_grad is {prefix_grad!r}: use one of {', '.join(map(repr, PREFIX_GRADS))}")
     adapted = adapt(model)
     check(model, adapted, tree, training=True)
-    targets = Targets(tree, scored_tokens(objective, tree))
     exact = prefix_grad == "exact"
-    if budget_bytes is not None:
-        raise NotImplementedError
-    segments = wanted_segments(tree, targets, chunk_tokens)
+    targets = Targets(tree, scored_tokens(objective, tree))
+    job = Job(model, adapted, tree, targets, gradients=True, exact=exact, atomic=atomic)
+    chunk_tokens = job.chunk_tokens(chunk_tokens, budget_bytes)
+    segments = job.segments(chunk_tokens)
     additive = hasattr(objective, "on_tokens")
-    total = planned_tokens(segments, targets, exact=exact, values=not additive)
+    total = planned_tokens(segments, exact=exact, values=not additive)
     walk = Walk(
         adapted, tree, segments, targets, temperature=temperature, exact=exact, on_tokens=reporter(progress, total)
     )
@@ -117,13 +117,31 @@ def logprobs(
     adapted = adapt(model)
     check(model, adapted, tree)
     targets = Targets(tree, where)
-    segments = wanted_segments(tree, targets, chunk_tokens)
+    job = Job(model, adapted, tree, targets, gradients=False)
+    chunk_tokens = job.chunk_tokens(chunk_tokens, budget_bytes)
+    segments = job.segments(chunk_tokens)
     total = sum(segment.size for segment in segments)
     walk = Walk(
         adapted, tree, segments, targets, temperature=temperature, exact=False, on_tokens=reporter(progress, total)
     )
     walk.values()
     return ReplayResult(None, walk.logprobs, walk.entropy, make_stats(walk, chunk_tokens))
+
+
+def predict(model, tree, objective=None, *, chunk_tokens=4096, prefix_grad="exact", atomic=True):
+    """The predicted `Ledger` of `backward` with these arguments, or without an objective of `logprobs`; no gradient
+    changes.
+
+    Measures the model on short pieces of the tree the first time. Raises ValueError as `backward` does, and
+    RuntimeError on the CPU while torch's profiler is running, by which bytes are counted there.
+
+        regrow.replay.predict(model, tree, objective, chunk_tokens=2048).total  # bytes beyond what is live now
+    """
+    adapted = adapt(model)
+    check(model, adapted, tree, training=objective is not None)
+    targets = Targets(tree, None if objective is None else scored_tokens(objective, tree))
+    job = Job(model, adapted, tree, targets, objective is not None, prefix_grad == "exact", atomic)
+    return job.ledger(job.chunk_tokens(chunk_tokens, None))
 
 
 class Additive:
@@ -180,18 +198,7 @@ def scored_tokens(objective, tree):
     return where
 
 
-def wanted_segments(tree, targets, chunk_tokens):
-    """The segments that have targets, and those above them."""
-    if not isinstance(chunk_tokens, int) or chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens is {chunk_tokens}: give a whole number of tokens, 1 or more")
-    segments = schedule.cut(
-        tree.node_start.cpu().numpy(), tree.parent.cpu().numpy(), tree.host_position_ids.numpy(),
-        tree.host_subtree_end.numpy(), chunk_tokens,
-    )  # fmt: skip
-    return schedule.prune(segments, [targets.count(segment) > 0 for segment in segments])
-
-
-def planned_tokens(segments, targets, *, exact, values):
+def planned_tokens(segments, *, exact, values):
     """How many tokens will pass through the model."""
     once = sum(segment.size for segment in segments)
     twice = sum(segment.size for segment in segments if segment.inner) if exact else 0

@@ -2,18 +2,34 @@
 
 import os
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_bytes(run, device="cpu"):
-    """Returns (what `run` returns, the most bytes on `device` that it had allocated at once beyond those before)."""
+@dataclass(frozen=True)
+class Measured:
+    """What `run` returned, and bytes beyond those before it: the most live at once, and those live at its end."""
+
+    result: object
+    peak: int
+    end: int
+
+
+def measure_bytes(run, device="cpu"):
+    """Calls `run()` and returns a `Measured` of the allocations on `device`, which no other work should share.
+
+    On CUDA it resets torch's peak statistics. Raises RuntimeError on the CPU while a profiler is running.
+    """
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         result = run()
-        return result, torch.cuda.max_memory_allocated(device) - before
+        peak = torch.cuda.max_memory_allocated(device) - before
+        return Measured(result, peak, torch.cuda.memory_allocated(device) - before)
+    if torch.autograd._profiler_enabled():
+        raise RuntimeError("live bytes are counted by torch's profiler, and one is running: stop it first")
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with silent_stderr():
         profiler.start()
@@ -27,7 +43,13 @@ def peak_bytes(run, device="cpu"):
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
-    return result, peak
+    return Measured(result, peak, live)
+
+
+def peak_bytes(run, device="cpu"):
+    """Returns (what `run` returns, the most bytes on `device` that it had allocated at once beyond those before)."""
+    measured = measure_bytes(run, device)
+    return measured.result, measured.peak
 
 
 @contextmanager

@@ -1,0 +1,213 @@
+"""Measures what a model's runs take in memory, on short pieces of the tree at hand (docs/replay.md, the ledger)."""
+
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+
+import regrow
+from regrow.dtypes import accumulation_dtype
+from regrow.live_bytes import measure_bytes
+from regrow.logit_chunks import rows_per_chunk
+from regrow.replay.gradients import Gradients
+from regrow.replay.ledger import HeadCosts, LayerCosts, Line, ModelCosts
+from regrow.replay.path import Path, Run
+from regrow.replay.schedule import Segment
+from regrow.tree import PrefixTree
+
+SHORT, LONG = 64, 256  # tokens of the two pieces through which the lines go
+PATH = 2048  # keys of the path against which one layer's attention is measured
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One layer's call of attention: shapes [heads, dim] and dtype of q, k and v, and the options of `Run.attend`."""
+
+    q: tuple
+    k: tuple
+    v: tuple
+    dtype: torch.dtype
+    options: tuple  # (name, value)
+    sinks: bool
+    trained: bool  # whether k or v requires a gradient
+
+
+class Listener(Run):
+    """A run that notes what each layer asks of attention."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.calls = []
+
+    def attend(self, layer, q, k, v, *, sinks=None, **options):
+        shapes = (tuple(x.shape[1:]) for x in (q, k, v))
+        trained = k.requires_grad or v.requires_grad
+        self.calls.append(LayerCall(*shapes, k.dtype, tuple(options.items()), sinks is not None, trained))
+        return super().attend(layer, q, k, v, sinks=sinks, **options)
+
+
+_costs = WeakKeyDictionary()  # model -> (what it was measured for, ModelCosts)
+
+
+def probe(model, adapted, tree, *, exact=True):
+    """The `ModelCosts` of a model for trees like this one; `.grad` stays as it is.
+
+    exact: whether gradients of the path are collected. Runs three pieces of at most `LONG` tokens forward and backward,
+    and one layer of each kind against `PATH` keys; what it finds is kept while nothing changes on which it depends.
+    Raises RuntimeError on the CPU while a profiler is running.
+    """
+    found_for = circumstances(model, tree, exact)
+    kept = _costs.get(model)
+    if kept is None or kept[0] != found_for:
+        kept = _costs[model] = found_for, measure(model, adapted, tree, exact)
+    return kept[1]
+
+
+def circumstances(model, tree, exact):
+    """All on which a model's costs depend."""
+    parameters = tuple((name, p.dtype, p.shape, p.requires_grad) for name, p in model.named_parameters())
+    modes = tuple((m.training, getattr(m, "gradient_checkpointing", False)) for m in model.modules())
+    device = tree.subtree_end.device
+    autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    return parameters, modes, autocast, device, torch.get_num_threads(), exact, min(LONG, len(longest_path(tree)))
+
+
+def measure(model, adapted, tree, exact):
+    device = tree.subtree_end.device
+    tokens = tree.tokens[longest_path(tree)]
+    sizes = sorted({min(size, len(tokens)) for size in (SHORT, LONG)})
+    weight = adapted.replay_head().weight
+    with Gradients(model, several=False) as gradients:
+        saved, body = {}, {}
+        for size in (sizes[0], *sizes):  # the first brings gradients of the parameters into being
+            saved[size], body[size], calls = measure_run(adapted, chain(tokens[:size]), exact)
+        # The gradient of a head tied to the embedding waits for the embedding's.
+        held = weight.nbytes if weight.grad is not None else 0
+        rows = [min(size, rows_per_chunk(weight)) for size in (SHORT, LONG)]
+        head = {count: measure_head(adapted.replay_head(), count) for count in (rows[0], *rows)}
+        gradients.discard()
+    forward = {size: measure_values(adapted, chain(tokens[:size])) for size in sizes}
+
+    def line(values):
+        first, last = min(values), max(values)
+        return Line.through(first, values[first], last, values[last])
+
+    row = weight.size(0) * accumulation_dtype(weight.dtype).itemsize
+    layers = {call: layer_costs(call, exact, device) for call in set(calls)}
+    return ModelCosts(
+        saved=line(saved),
+        body=line(body),
+        forward=line(forward),
+        layers=tuple(layers[call] for call in calls),
+        head=HeadCosts(
+            line(head), weight.size(0) * accumulation_dtype(weight.dtype).itemsize, rows_per_chunk(weight), held
+        ),
+        weights=sum(x.nbytes for x in {*model.parameters(), *model.buffers()}),
+        result=2 * accumulation_dtype(weight.dtype).itemsize,
+    )
+
+
+def longest_path(tree):
+    """Axis positions of the tokens of the longest path."""
+    last = int(tree.host_position_ids.argmax())
+    depth = int(tree.host_position_ids[last])
+    parents, path = tree.parent_index.cpu(), [last]
+    while len(path) <= min(depth, 1 << 20):
+        path.append(int(parents[path[-1]]))
+    return torch.tensor(path[::-1], device=tree.subtree_end.device)
+
+
+def chain(tokens):
+    return PrefixTree.from_nodes([-1], [len(tokens)], tokens.cpu()).to(tokens.device)
+
+
+def whole(tree):
+    return Segment(0, tree.num_tokens, 0, -1, inner=False)
+
+
+def measure_run(adapted, tree, exact):
+    """(bytes live between forward and backward, at the peak of both, the layers' calls)"""
+    path = Path(tree.num_tokens, exact)
+    listener = Listener(path, tree, whole(tree))
+    with torch.no_grad():
+        adapted.replay_hidden(listener)  # brings the path's buffers into being
+    device = tree.subtree_end.device
+
+    def forward():
+        with torch.enable_grad():
+            return adapted.replay_hidden(listener)
+
+    listener.written.clear()
+    listener.calls.clear()
+    between = measure_bytes(forward, device)
+    hidden, calls = between.result, list(listener.calls)  # a checkpoint's second forward is no layer more
+    if not hidden.requires_grad:
+        return between.end, between.peak, calls
+    for slots in path.layers.values():
+        slots.gradients()
+    gradient = torch.zeros_like(hidden)
+    behind = measure_bytes(lambda: torch.autograd.backward(hidden, gradient), device)
+    return between.end, max(between.peak, between.end + gradient.nbytes + behind.peak), calls
+
+
+def measure_values(adapted, tree):
+    path = Path(tree.num_tokens, exact=False)
+    with torch.no_grad():
+        adapted.replay_hidden(Run(path, tree, whole(tree)))
+        return measure_bytes(lambda: adapted.replay_hidden(Run(path, tree, whole(tree))), tree.subtree_end.device).peak
+
+
+def layer_costs(call, exact, device):
+    """The `LayerCosts` of one layer: its attention alone, without a path and with one."""
+    none, some = (measure_attention(call, depth, exact, device) for depth in (0, PATH))
+    options = dict(call.options)
+    elements = call.k[0] * (call.k[1] + call.v[1])
+    keys = PATH if options.get("window") is None else min(PATH, options["window"] - 1)
+    return LayerCosts(
+        kv=elements * call.dtype.itemsize,
+        kv_gradients=elements * accumulation_dtype(call.dtype).itemsize if call.trained else 0,
+        forward_key=max(0, some[0] - none[0]) / max(1, keys),
+        backward_key=max(0, some[1] - none[1]) / max(1, keys),
+        window=options.get("window"),
+    )
+
+
+def measure_attention(call, depth, exact, device):
+    """Peak bytes of one call of attention of `SHORT` tokens against a path: forward alone, then with its backward."""
+    tree = chain(torch.zeros(depth + SHORT, dtype=torch.int64, device=device))
+    path = Path(tree.num_tokens, exact)
+    segment = Segment(depth, tree.num_tokens, depth, -1, inner=False)
+    q, k, v = (torch.zeros(SHORT, *shape, dtype=call.dtype, device=device) for shape in (call.q, call.k, call.v))
+    sinks = torch.zeros(call.q[0], device=device) if call.sinks else None
+    slots = path.slots(None, k, v)
+    slots.keys.zero_(), slots.values.zero_()
+    if call.trained and exact:
+        slots.gradients()
+    attend = partial(Run.attend, layer=None, sinks=sinks, **dict(call.options))
+    with torch.no_grad():
+        forward = measure_bytes(lambda: attend(Run(path, tree, segment), q=q, k=k, v=v), device).peak
+    with torch.enable_grad():
+        q.requires_grad_(), k.requires_grad_(call.trained), v.requires_grad_(call.trained)
+        out = attend(Run(path, tree, segment), q=q, k=k, v=v)
+        gradient = torch.zeros_like(out)
+        return forward, measure_bytes(lambda: torch.autograd.backward(out, gradient), device).peak
+
+
+def measure_head(head, num_rows):
+    """Peak bytes of the log-probs of so many rows, forward and backward."""
+    weight, device = head.weight, head.weight.device
+    rows = torch.arange(num_rows, device=device)
+    hidden = torch.zeros(num_rows, weight.size(1), dtype=weight.dtype, device=device, requires_grad=True)
+
+    def forward():
+        with torch.enable_grad():
+            logp, _ = regrow.row_logprobs(
+                regrow.replay_gather(hidden, rows), weight, rows, torch.zeros_like(rows), **head.options(1.0)
+            )
+            return logp
+
+    between = measure_bytes(forward, device)
+    gradient = torch.zeros_like(between.result)
+    behind = measure_bytes(lambda: torch.autograd.backward(between.result, gradient), device)
+    return max(between.peak, between.end + behind.peak)
