@@ -102,8 +102,9 @@ def test_the_order_of_the_sequences_does_not_matter_to_the_costs(sequences, extr
 
 @given(batches, slack, some_ranks, st.sampled_from([0, 0.1]))
 def test_no_deal_of_unshared_sequences_is_much_faster(sequences, extra, ranks, pair_cost):
-    # Longest first guarantees this factor, against the best deal of single sequences and so against any.
-    factor = 4 / 3 - 1 / (3 * ranks)
+    # Longest first guarantees 4/3 - 1/(3 ranks) against the best deal of single sequences, and so against any; within
+    # 1 % of that, fewer passes win.
+    factor = 1.01 * (4 / 3 - 1 / (3 * ranks))
     slowest = max(loads(cut(sequences, extra, ranks, pair_cost=pair_cost)))
     assert slowest <= factor * round_robin_slowest(sequences, ranks, pair_cost) * (1 + 1e-12)
 
@@ -116,6 +117,8 @@ def test_a_realistic_batch_is_balanced_and_shares(max_tokens):
     costs = loads(partitioned)
     assert max(costs) <= 1.02 * sum(costs) / 8
     assert max(costs) <= round_robin_slowest(batch, 8, pair_cost) / 1.5
+    passes = [len(mine) for mine in partitioned]
+    assert max(passes) <= min(passes) + 1
     packed = sum(part.tree.num_tokens for part in parts_of(partitioned))
     assert packed <= 1.02 * PrefixTree.from_sequences(batch).num_tokens
 

@@ -33,7 +33,8 @@ def partition(sequences, max_tokens, ranks=1, *, pair_cost=1 / (6 * _HIDDEN_SIZE
     `sequences` are those of `PrefixTree.from_sequences`. A part is a run of neighbouring leaves, siblings ordered from
     the largest subtree to the smallest, so only the path at a cut is computed twice. The order of the sequences does
     not matter to the costs. The slowest rank is made to cost as little as possible, duplicates included; even one group
-    is split over ranks, its prompt computed on each, if that helps. The search is a heuristic: see `balance`.
+    is split over ranks, its prompt computed on each, if that helps. Differences below 1 % are given up for fewer parts.
+    The search is a heuristic: see `balance`.
 
     A part's cost is its packed tokens + `pair_cost` * the (query, key) pairs of their attention. In a transformer of
     hidden size H and L layers a token takes about 2 * 12 H^2 L FLOPs and a pair 4 H L, hence 1 / (6 H); the default is
