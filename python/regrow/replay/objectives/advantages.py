@@ -2,6 +2,7 @@
 
 import torch
 
+from regrow.gather import replay_scatter
 from regrow.replay.objectives.inputs import read_indices, read_number
 
 
@@ -19,22 +20,23 @@ def group_advantages(rewards, groups, *, normalise_by_std=True, floor=1e-4):
         advantages = group_advantages(rewards, prompt_of_sequence, normalise_by_std=False)
     """
     rewards = torch.as_tensor(rewards).detach()
-    if rewards.dim() != 1 or not rewards.isfinite().all():
-        raise ValueError(
-            f"rewards has shape {tuple(rewards.shape)}, or NaN or inf: give one finite number per sequence"
-        )
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}: give one number per sequence")
+    if not rewards.isfinite().all():
+        sequence = int((~rewards.isfinite()).nonzero()[0])
+        raise ValueError(f"rewards is {rewards[sequence].item()} for sequence {sequence}: give finite numbers")
     floor = read_number("floor", floor, 0)
     groups = _group_of_each(groups, rewards)
-    wide = rewards.to(torch.float64)
     num_groups = int(groups.max()) + 1 if groups.numel() else 0
     counts = torch.bincount(groups, minlength=num_groups)
+    wide = rewards.to(torch.float64)
 
-    def sum_of_groups(values):
-        return values.new_zeros(num_groups).index_add(0, groups, values)
-
-    advantages = wide - (sum_of_groups(wide) / counts)[groups]
+    # Less the group's least reward first: equal rewards then have advantage 0 exactly.
+    least = wide.new_zeros(num_groups).scatter_reduce(0, groups, wide, "amin", include_self=False)
+    above = wide - least[groups]
+    advantages = above - (replay_scatter(above, groups, num_groups) / counts)[groups]
     if normalise_by_std:
-        variance = sum_of_groups(advantages.square()) / (counts - 1).clamp(min=1)
+        variance = replay_scatter(advantages.square(), groups, num_groups) / (counts - 1).clamp(min=1)
         scale = variance.sqrt()[groups] + floor
         advantages = torch.where(advantages == 0, advantages, advantages / scale)
     return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.float32)

@@ -85,7 +85,7 @@ def read_sequence_data(name, values, lengths):
     if wrong.any():
         sequence = int(wrong.nonzero()[0])
         raise ValueError(f"{name} is {values[sequence].item()} for sequence {sequence}: give finite numbers")
-    return values
+    return values.clone()  # the caller may go on writing into its own
 
 
 def is_per_token(values, lengths):
@@ -97,7 +97,7 @@ def is_per_token(values, lengths):
 
 
 def read_indices(name, values, size, device):
-    """Integers in [0, size), a list or a 1-D tensor -> int64 [M]. Raises ValueError for anything else."""
+    """Integers in [0, size), a list or a 1-D tensor -> a new int64 [M]. Raises ValueError for anything else."""
     indices = torch.as_tensor(values, device=device)
     if indices.numel() == 0:
         indices = indices.to(torch.int64)
@@ -108,17 +108,14 @@ def read_indices(name, values, size, device):
     outside = (indices < 0) | (indices >= size)
     if outside.any():
         raise ValueError(f"{name} has {int(indices[outside][0])}, there are {size} sequences: count them from 0")
-    return indices.to(torch.int64)
+    return indices.to(torch.int64, copy=True)
 
 
 def read_number(name, value, low=-math.inf, high=math.inf):
-    """A finite number in [low, high] as a Python float; ValueError for another."""
+    """A finite number in [low, high] as a Python float; ValueError for any other."""
     value = float(value)
     if not (math.isfinite(value) and low <= value <= high):
-        bounds = (
-            "" if math.isinf(low) else f" of at least {low:g}" + ("" if math.isinf(high) else f", at most {high:g}")
-        )
-        raise ValueError(f"{name} is {value:g}: give a finite number{bounds}")
+        raise ValueError(f"{name} is {value:g}: give a finite number in [{low:g}, {high:g}]")
     return value
 
 

@@ -40,6 +40,15 @@ class Objective:
         part.samples = self.samples.select(sequences)
         return part
 
+    def of_responses(self, values, tree):
+        """values [T], log-probs or entropies -> [E], those of the response tokens, sequence after sequence."""
+        axis = self.samples.fan_out(tree).axis
+        if values.shape != tree.subtree_end.shape:
+            raise ValueError(
+                f"logprobs has shape {tuple(values.shape)}, the tree has {tree.num_tokens} tokens: give one for each"
+            )
+        return replay_gather(values, axis)
+
 
 class TokenSum(Objective):
     """An objective that is a weighted sum over response tokens; subclasses have `token_losses`."""

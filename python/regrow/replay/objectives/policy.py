@@ -12,13 +12,16 @@ from regrow.replay.objectives.terms import Clip, Penalties
 
 
 class PolicyObjective(TokenSum):
-    """Minus a surrogate of the expected reward, plus penalties; subclasses have `surrogate`.
+    """Minus a surrogate of the expected reward, plus penalties, over response tokens; subclasses have `surrogate`.
 
-    response_mask: bool, the tokens that the policy produced (a tool's output is not, say); advantages: one number per
-    sequence, or one per token; old_logprobs: under the policy that sampled them (None: under the policy as it is);
-    reference_logprobs with kl_coefficient: adds the coefficient times `kl_estimator` ("k1", "k2", "k3") of KL(policy ||
-    reference); entropy_coefficient: subtracts it times the entropy; aggregation: how tokens make one loss, "token-mean",
-    "sequence-mean", "sequence-sum", or a number that divides their sum (`terms.token_shares`).
+    response_mask: bool, the tokens that the policy produced (not those of a tool's answer, say).
+    advantages: one number per sequence, or one per token.
+    old_logprobs: under the policy that sampled the tokens; None: under the policy as it is, so the ratio is 1.
+    reference_logprobs, kl_coefficient: both or neither; adds the coefficient times the kl_estimator ("k1", "k2", "k3")
+    of KL(policy || reference).
+    entropy_coefficient: what is subtracted for each nat of entropy.
+    aggregation: how tokens make one loss: "token-mean", "sequence-mean", "sequence-sum", or a number that divides their
+    sum (`terms.token_shares`).
     Data of other floating-point types are converted to that of the log-probs; outside the mask they are not read.
     Raises ValueError for data that do not fit each other, NaN or inf at a response token, and options out of range.
     """

@@ -15,7 +15,7 @@ class DPO(Objective):
     A log-ratio is the sum over response tokens of log policy - log reference, or with `length_normalised` their mean.
     No sum over tokens, so the replay engine computes all log-probs first.
     response_mask, reference_logprobs: as for `PolicyObjective`; chosen, rejected: indices of sequences, [num_pairs]
-    each; a sequence may be in several pairs, and one in none is not looked at. label_smoothing in [0, 0.5): the
+    each; a sequence may be in several pairs, and one in none is not looked at. label_smoothing in [0, 0.5]: the
     probability that a pair's label is wrong.
     Raises ValueError for data that do not fit each other, NaN or inf at a response token of a pair, indices out of
     range, a pair of a sequence with itself, no pairs, and options out of range.
@@ -26,6 +26,7 @@ class DPO(Objective):
         loss = objective(logprobs, tree, entropy)
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         response_mask,
@@ -54,7 +55,7 @@ class DPO(Objective):
 
     def __call__(self, logprobs, tree, entropy):
         samples = self.samples
-        logp = replay_gather(logprobs, samples.fan_out(tree).axis)
+        logp = self.of_responses(logprobs, tree)
         log_ratio = samples.sum_of_sequences(logp - samples.data_as(logprobs)["reference_logprobs"])
         if self.length_normalised:
             log_ratio = log_ratio / samples.num_responses.clamp(min=1)
@@ -64,6 +65,7 @@ class DPO(Objective):
         losses = -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
         return losses.sum() / self.num_pairs
 
+    @torch.inference_mode(False)
     def select(self, sequences):
         """As `Objective.select`; raises ValueError, too, for one sequence of a pair without the other."""
         part = super().select(sequences)

@@ -137,6 +137,7 @@ class Samples:
             sequence_data={name: values[sequences] for name, values in self.sequence_data.items()},
         )
 
+    @torch.inference_mode(False)
     def only(self, wanted):
         """The samples with the response tokens of those sequences alone; `wanted` bool [num_sequences]."""
         keep = wanted[self.sequence]
@@ -178,4 +179,7 @@ class Samples:
             )
 
     def __getstate__(self):
-        return self.__dict__ | {"fan_outs": WeakKeyDictionary()}
+        return {name: value for name, value in self.__dict__.items() if name != "fan_outs"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, fan_outs=WeakKeyDictionary())

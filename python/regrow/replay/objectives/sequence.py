@@ -2,7 +2,6 @@
 
 import torch
 
-from regrow.gather import replay_gather
 from regrow.replay.objectives.inputs import is_per_token
 from regrow.replay.objectives.objective import Objective
 from regrow.replay.objectives.samples import Samples
@@ -48,15 +47,14 @@ class GSPO(Objective):
 
     def __call__(self, logprobs, tree, entropy):
         samples = self.samples
-        axis = samples.fan_out(tree).axis
+        logp = self.of_responses(logprobs, tree)
         data = samples.data_as(logprobs)
         advantages, share = (samples.sequence_data[name].to(logprobs.dtype) for name in ("advantages", "share"))
         num_responses = samples.num_responses
-        logp = replay_gather(logprobs, axis)
 
         log_ratio = samples.sum_of_sequences(logp - data.get("old_logprobs", logp.detach()))
         surrogate = self.clip.surrogate(log_ratio / num_responses.clamp(min=1), advantages)
         loss = -(share * num_responses * surrogate).sum()  # a sequence without response tokens has ratio 1, and adds 0
-        entropy = replay_gather(entropy, axis) if self.penalties.entropy_coefficient else None
+        entropy = self.of_responses(entropy, tree) if self.penalties.entropy_coefficient else None
         penalties = self.penalties.add(torch.zeros_like(logp), logp, entropy, data)
         return loss + (share[samples.sequence] * penalties).sum()

@@ -22,8 +22,10 @@ class Clip:
     @classmethod
     def read(cls, clip, dual=None):
         """`clip` is one number for both sides, or (low, high). Raises ValueError for an empty or unbounded interval."""
-        low, high = clip if isinstance(clip, list | tuple) else (clip, clip)
-        low, high = read_number("clip's low side", low, 0, 1), read_number("clip's high side", high, 0)
+        sides = tuple(clip) if isinstance(clip, list | tuple) else (clip, clip)
+        if len(sides) != 2:
+            raise ValueError(f"clip is {clip}: give one number, or (low, high)")
+        low, high = read_number("clip's low side", sides[0], 0, 1), read_number("clip's high side", sides[1], 0)
         if dual is not None and not (dual := read_number("dual_clip", dual)) > 1:
             raise ValueError(f"dual_clip is {dual:g}: give a ratio above 1 (the paper takes 3), or None")
         return cls(low, high, dual)
@@ -95,11 +97,10 @@ class Penalties:
     @classmethod
     def read(cls, kl_coefficient, kl_estimator, entropy_coefficient, reference_logprobs):
         """Raises ValueError for a coefficient without a reference or the reverse, and an unknown estimator."""
-        if (kl_coefficient is None) != (reference_logprobs is None):
-            given, missing = "kl_coefficient", "reference_logprobs"
-            if kl_coefficient is None:
-                given, missing = missing, given
-            raise ValueError(f"{given} is given without {missing}: give both, or neither")
+        if kl_coefficient and reference_logprobs is None:
+            raise ValueError(f"kl_coefficient is {kl_coefficient}, but reference_logprobs is None: give both")
+        if kl_coefficient is None and reference_logprobs is not None:
+            raise ValueError("reference_logprobs is given without kl_coefficient: give both (0 leaves the KL away)")
         if kl_estimator not in KL_ESTIMATORS:
             raise ValueError(f"kl_estimator is {kl_estimator!r}: use one of {', '.join(map(repr, KL_ESTIMATORS))}")
         return cls(
@@ -109,7 +110,7 @@ class Penalties:
         )
 
     def add(self, losses, logp, entropy, data):
-        """losses, logp and entropy [N], of the same response tokens as `data` -> [N]. What has coefficient 0 is left."""
+        """losses, logp, entropy [N], data of the same response tokens -> [N]; with coefficient 0 they are not read."""
         if self.kl_coefficient:
             losses = losses + self.kl_coefficient * kl_estimate(self.kl_estimator, logp, data["reference_logprobs"])
         if self.entropy_coefficient:
