@@ -21,7 +21,9 @@ def test_group_advantages_by_hand():
 
 
 def test_group_advantages_without_a_difference():
-    assert group_advantages([0.1] * 3, 3, floor=0).tolist() == [0, 0, 0]
+    # The sum of six 0.1, divided by 6, is not 0.1 in floating point.
+    rewards = torch.full([6], 0.1, dtype=torch.float64)
+    assert group_advantages(rewards, 6, floor=0).tolist() == [0] * 6
     assert group_advantages([7.0, 1.0], 1).tolist() == [0, 0]
     assert group_advantages(torch.tensor([1, 0]), 2).dtype == torch.float32
     assert group_advantages(torch.tensor([1.0, 0.0]).half(), 2).dtype == torch.float16

@@ -62,6 +62,11 @@ def test_gspo_clips_whole_sequences():
         assert gradient == [0, 0]
 
 
+def test_defaults_of_gspo():
+    assert ratios([1.01], 1.0, GSPO)[0] == pytest.approx(-1.0004, rel=1e-14)
+    assert ratios([0.99], -1.0, GSPO)[0] == pytest.approx(0.9997, rel=1e-14)
+
+
 # At ratio 1 exactly the unclipped gradient must be whole, with any clip, 0 too.
 @pytest.mark.parametrize("clip", [0.0, 0.2, (1.0, 0.0), (0.0, 10.0)])
 @pytest.mark.parametrize("advantage", [2.0, -3.0, 0.0])

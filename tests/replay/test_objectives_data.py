@@ -213,6 +213,14 @@ def test_trees_are_forgotten():
     assert gone() is None and not objective.samples.fan_outs
 
 
+def test_indices_are_kept():
+    pairs = torch.tensor([0, 2])
+    objective = DPO(MASK, [[0.0, 1.0, 2.0], *ZEROS[1:]], chosen=pairs, rejected=[1, 1])
+    expected = objective(torch.zeros(5), TREE, None)
+    pairs.fill_(1)
+    assert objective(torch.zeros(5), TREE, None) == expected
+
+
 def test_data_are_constants_and_kept():
     batch = make_batch(SEQUENCES, seed=6)
     advantages = batch.advantages.clone().requires_grad_()

@@ -34,7 +34,8 @@ class Objective:
         sequences: int64 [M] or a list. Denominators stay the whole batch's, so that the losses and the gradients of
         parts add up to those of the whole. Raises ValueError for an index out of range or named twice.
 
-            loss = sum(objective.select(part)(logprobs, tree, entropy) for part, ... in ...)
+            tree = PrefixTree.from_sequences([sequences[index] for index in part])
+            loss = objective.select(part)(logprobs, tree, entropy)
         """
         part = copy.copy(self)
         part.samples = self.samples.select(sequences)
