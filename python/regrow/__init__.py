@@ -1,5 +1,7 @@
 """regrow: packed prefix-tree attention, activation replay and draft co-training for RL post-training."""
 
+import importlib
+
 from regrow import (
     _load,  # noqa: F401  (registers torch.ops.regrow)
     reference,
@@ -24,6 +26,7 @@ __all__ = [
     "lse_merge",
     "plan",
     "reference",
+    "replay",
     "replay_gather",
     "replay_scatter",
     "row_logprobs",
@@ -33,13 +36,15 @@ __all__ = [
 
 
 def __getattr__(name):
-    # What a call costs is asked for seldom: its modules load when it is.
+    # Modules that not every program needs load when they are asked for.
     if name == "explain":
         from regrow.performance import explain
 
         return explain
+    if name == "replay":
+        return importlib.import_module("regrow.replay")
     raise AttributeError(f"module 'regrow' has no attribute {name!r}")
 
 
 def __dir__():
-    return [*globals(), "explain"]
+    return [*globals(), "explain", "replay"]

@@ -70,12 +70,12 @@ def circumstances(model, tree, exact):
     modes = tuple((m.training, getattr(m, "gradient_checkpointing", False)) for m in model.modules())
     device = tree.subtree_end.device
     autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-    return parameters, modes, autocast, device, torch.get_num_threads(), exact, min(LONG, len(longest_path(tree)))
+    return parameters, modes, autocast, device, torch.get_num_threads(), exact, len(beginning(tree))
 
 
 def measure(model, adapted, tree, exact):
     device = tree.subtree_end.device
-    tokens = tree.tokens[longest_path(tree)]
+    tokens = tree.tokens[beginning(tree)]
     sizes = sorted({min(size, len(tokens)) for size in (SHORT, LONG)})
     weight = adapted.replay_head().weight
     with Gradients(model, several=False) as gradients:
@@ -100,22 +100,17 @@ def measure(model, adapted, tree, exact):
         body=line(body),
         forward=line(forward),
         layers=tuple(layers[call] for call in calls),
-        head=HeadCosts(
-            line(head), weight.size(0) * accumulation_dtype(weight.dtype).itemsize, rows_per_chunk(weight), held
-        ),
+        head=HeadCosts(line(head), row, rows_per_chunk(weight), held),
         weights=sum(x.nbytes for x in {*model.parameters(), *model.buffers()}),
         result=2 * accumulation_dtype(weight.dtype).itemsize,
     )
 
 
-def longest_path(tree):
-    """Axis positions of the tokens of the longest path."""
-    last = int(tree.host_position_ids.argmax())
-    depth = int(tree.host_position_ids[last])
-    parents, path = tree.parent_index.cpu(), [last]
-    while len(path) <= min(depth, 1 << 20):
-        path.append(int(parents[path[-1]]))
-    return torch.tensor(path[::-1], device=tree.subtree_end.device)
+def beginning(tree):
+    """Axis positions of the first tokens, at most `LONG`, of the longest sequence."""
+    longest = int(tree.cu_seqlens.diff().argmax())
+    start, stop = tree.cu_seqlens[longest : longest + 2].tolist()
+    return tree.gather_index[start : min(stop, start + LONG)]
 
 
 def chain(tokens):
