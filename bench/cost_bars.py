@@ -5,9 +5,9 @@ from statistics import median
 
 import torch
 from report import Row
-from torch.profiler import ProfilerActivity, profile
 
 import regrow
+from regrow.live_bytes import peak_bytes
 
 
 def group_tree(prompt, responses, length):
@@ -33,19 +33,6 @@ def overhead(calls=2000):
     return rows
 
 
-def peak_bytes(run):
-    """The most bytes that `run` had allocated at once beyond what was there, from the profiler's allocation events."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = run()
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    del kept
-    return peak
-
-
 def memory():
     """Forward + backward at T and 2 T, up to 131,072 tokens, by allocator bytes; outputs and gradients apart.
 
@@ -65,7 +52,7 @@ def memory():
                 return out, torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
             results = 5 * q.numel() * q.element_size()  # out, its gradient, dq, dk, dv
-            beyond[num_tokens] = peak_bytes(run) - results
+            beyond[num_tokens] = peak_bytes(run)[1] - results
         name = str(dtype).removeprefix("torch.")
         label = f"memory beyond inputs and outputs, {name}, one head of 64, no window: prompt 2,048 + n x 64"
         for num_tokens, count in beyond.items():

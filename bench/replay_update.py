@@ -1,0 +1,118 @@
+"""One update of SmolLM2, prompt 4,096 and 8 x 128: time and gradients of replay and of the replicated batch."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from replay_cases import load_smollm2, question_case
+from report import Row
+
+from regrow import replay
+
+CHUNK_TOKENS = 4096
+LONGSTRAW_COSINE, LONGSTRAW_RELATIVE = 0.999, 0.01
+
+
+@dataclass
+class Update:
+    seconds: float
+    gradients: dict
+    result: object = None
+
+
+def run():
+    model, tokenizer = load_smollm2()
+    case = question_case(tokenizer)
+    wide = {"replicated": replicated(model, case), "exact": replayed(model, case, "exact")}
+    wide["detached"] = replayed(model, case, "detached")
+    model = model.bfloat16()
+    narrow = {"replicated": replicated(model, case), "exact": replayed(model, case, "exact")}
+    return [*time_rows("fp32", wide), *share_rows(wide), *time_rows("bf16", narrow), *accuracy_rows(wide, narrow)]
+
+
+def replicated(model, case):
+    """Every sequence whole under SDPA with gradient checkpointing, one after the other; the loss in plain torch."""
+    model.set_attn_implementation("sdpa")
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    began = time.perf_counter()
+    for sequence, advantage in zip(case.sequences, case.advantages, strict=True):
+        response = sequence[case.prompt_tokens :]
+        logits = model(sequence[None], use_cache=False, logits_to_keep=len(response) + 1).logits[0, :-1]
+        # In fp32 the gradient of a likely token, 1 - p, would lose the digits that are compared.
+        logp = torch.log_softmax(logits, -1, dtype=torch.float64).gather(-1, response[:, None])
+        (-(logp - logp.detach()).exp().sum() * advantage / case.num_response_tokens).backward()
+    seconds = time.perf_counter() - began
+    model.gradient_checkpointing_disable()
+    model.eval()
+    model.set_attn_implementation("regrow")
+    return Update(seconds, take_gradients(model))
+
+
+def replayed(model, case, prefix_grad):
+    tree, objective = case.tree, case.objective
+    began = time.perf_counter()
+    result = replay.backward(model, tree, objective, chunk_tokens=CHUNK_TOKENS, prefix_grad=prefix_grad)
+    return Update(time.perf_counter() - began, take_gradients(model), result)
+
+
+def take_gradients(model):
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def time_rows(dtype, updates):
+    workload = f"one exact update, {dtype}, prompt 4,096 + 8 x 128, chunks of {CHUNK_TOKENS:,}"
+    replicated, exact = updates["replicated"], updates["exact"]
+    bar = 5 if dtype == "fp32" else None
+    return [
+        Row(workload, "replicated, checkpointed", replicated.seconds, "s"),
+        Row(workload, "replayed", exact.seconds, "s"),
+        Row(workload, "replicated / replayed", replicated.seconds / exact.seconds, "x", bar=bar),
+    ]
+
+
+def share_rows(updates):
+    """Exact over detached: inner segments run forward once more, and forward and backward what detached runs once."""
+    exact, detached = updates["exact"], updates["detached"]
+    forward, both = (
+        (stats.forward_tokens, stats.differentiated_tokens) for stats in (exact.result.stats, detached.result.stats)
+    )
+    predicted = (forward[0] + 3 * forward[1]) / (both[0] + 3 * both[1])
+    workload = "exact over detached, fp32"
+    return [
+        Row(workload, "predicted from tokens, backward = 2 forward", predicted, "x"),
+        Row(workload, "measured", exact.seconds / detached.seconds, "x"),
+    ]
+
+
+def accuracy_rows(wide, narrow):
+    """Distances of gradients: per parameter in fp32, and of both bf16 updates to fp32."""
+    reference = wide["replicated"].gradients
+    worst = max(reference, key=lambda name: distance(wide["exact"].gradients, reference, [name])[0])
+    largest, _ = distance(wide["exact"].gradients, reference, [worst])
+    whole, _ = distance(wide["exact"].gradients, reference)
+    workload = "gradient, relative L2"
+    plain, plain_cosine = distance(narrow["replicated"].gradients, reference)
+    ours, cosine = distance(narrow["exact"].gradients, reference)
+    gates = dict(note="LongStraw's own gate")
+    return [
+        Row(workload, "fp32, whole", whole, "", bar=1e-5, lower=True),
+        Row(workload, "fp32, the worst parameter", largest, "", bar=1e-5, lower=True, note=worst),
+        Row(workload, "bf16 replicated to fp32", plain, "", bar=LONGSTRAW_RELATIVE, lower=True, **gates),
+        Row(workload, "bf16 replayed to fp32", ours, "", bar=LONGSTRAW_RELATIVE, lower=True, **gates),
+        Row(workload, "bf16 replayed / replicated", ours / plain, "x", bar=1.2, lower=True),
+        Row(workload, "bf16 replicated, cosine to fp32", plain_cosine, "", bar=LONGSTRAW_COSINE, **gates),
+        Row(workload, "bf16 replayed, cosine to fp32", cosine, "", bar=LONGSTRAW_COSINE, **gates),
+    ]
+
+
+def distance(gradients, reference, names=None):
+    """(relative L2, cosine) of all parameters, or those named, as one vector, in fp64."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    for name in names or reference:
+        a, b = gradients[name].flatten().double(), reference[name].flatten().double()
+        sums += torch.stack([(a - b) @ (a - b), b @ b, a @ a, a @ b])
+    difference, theirs, ours, product = sums.tolist()
+    return (difference / theirs) ** 0.5, product / (theirs * ours) ** 0.5
