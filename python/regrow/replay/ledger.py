@@ -126,14 +126,16 @@ def predict(costs, segments, scored_rows, num_tokens, *, gradients=None, exact=T
         results=num_tokens * costs.result,
     )
     everything = dict(always, gradients=made, path_kv_gradients=path_gradients)
+    runs = list(zip(segments, scored_rows, strict=True))
     if gradients is None:
-        moments = [dict(everything, **costs.run_values(*run)) for run in zip(segments, scored_rows, strict=True)]
+        moments = [dict(everything, **costs.run_values(*run)) for run in runs]
     else:
-        runs = [costs.run(*run) for run in zip(segments, scored_rows, strict=True)]
-        runs = runs[::-1] if exact else runs
+        taken = [costs.run(*run) for run in (runs[::-1] if exact else runs) if exact or run[1]]
         # While the first segment's activations go, gradients of parameters and path come into being.
-        moments = [dict(always, gradients=0, path_kv_gradients=0, **run) for run in runs[:1]]
-        moments += [dict(everything, **dict(run, activations=0, logits=0)) for run in runs[:1]]
-        moments += [dict(everything, **run) for run in runs[1:]]
+        moments = [dict(always, gradients=0, path_kv_gradients=0, **run) for run in taken[:1]]
+        moments += [dict(everything, **dict(run, activations=0, logits=0)) for run in taken[:1]]
+        moments += [dict(everything, **run) for run in taken[1:]]
+        if not exact:
+            moments += [dict(everything, **costs.run_values(*run)) for run in runs if not run[1]]
     nothing = dict(everything, activations=0, logits=0, workspace=0)
     return max((Ledger(**moment) for moment in [nothing, *moments]), key=lambda ledger: ledger.total)

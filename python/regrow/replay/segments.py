@@ -1,12 +1,12 @@
 """A tree's segments for a job: those with something to score, of the size asked for or of the largest that fits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from regrow.replay import schedule
 from regrow.replay.gradients import gradient_bytes
-from regrow.replay.ledger import predict
+from regrow.replay.ledger import Ledger, predict
 from regrow.replay.probe import probe
 
 
@@ -32,8 +32,10 @@ class Job:
         return schedule.prune(segments, [self.targets.count(segment) > 0 for segment in segments])
 
     def ledger(self, chunk_tokens):
-        """The predicted `Ledger`; measures the model the first time."""
+        """The predicted `Ledger`, zeros where nothing is to run; measures the model the first time."""
         segments = self.segments(chunk_tokens)
+        if not segments:
+            return Ledger(**dict.fromkeys((field.name for field in fields(Ledger)), 0))
         costs = probe(self.model, self.adapted, self.tree, exact=self.exact)
         gradients = None
         if self.gradients:
