@@ -1,6 +1,6 @@
 """Every bar of replay, printed and written as JSON and as a page.
 
-python bench/replay_run.py [update memory long omitted] [--out bench/results/replay.json] [--markdown PAGE]
+python bench/replay_run.py [update accuracy memory long omitted] [--out bench/results/replay.json] [--markdown PAGE]
 """
 
 import argparse
@@ -13,6 +13,7 @@ from report import machine, print_rows, write_markdown, write_rows
 
 SUITES = {
     "update": replay_update.run,
+    "accuracy": replay_update.accuracy,
     "memory": replay_memory.run,
     "long": replay_memory.long,
     "omitted": replay_omitted.run,
