@@ -50,10 +50,11 @@ class Repeats:
 
     def compare(self, now, before):
         now = now.detach()
+        same = (now == before) | (now.isnan() & before.isnan())
         self.compared += now.numel()
-        self.differing = self.differing + (now != before).sum()
-        self.difference = self.difference + (now - before).double().square().sum()
-        self.magnitude = self.magnitude + before.double().square().sum()
+        self.differing = self.differing + (~same).sum()
+        self.difference = self.difference + (now - before).double().square().masked_fill_(same, 0.0).sum()
+        self.magnitude = self.magnitude + before.double().square().nansum()
 
     def check(self, segment):
         """Raises RuntimeError if the segment's second run is another computation than its first; forgets its sums."""
@@ -84,11 +85,12 @@ class Path:
         if layer not in self.layers:
             self.layers[layer] = Slots.like(key, value, self.capacity)
         found = self.layers[layer]
-        if found.keys.shape[1:] != key.shape[1:] or found.keys.dtype != key.dtype:
-            raise RuntimeError(
-                f"a layer's keys are {key.dtype} of {list(key.shape[1:])} and were {found.keys.dtype} of "
-                f"{list(found.keys.shape[1:])}: give each layer its own key in attend(layer, ...)"
-            )
+        for name, new, old in (("keys", key, found.keys), ("values", value, found.values)):
+            if old.shape[1:] != new.shape[1:] or old.dtype != new.dtype:
+                raise RuntimeError(
+                    f"a layer's {name} are {new.dtype} of {list(new.shape[1:])} and were {old.dtype} of "
+                    f"{list(old.shape[1:])}: give each layer its own key in attend(layer, ...)"
+                )
         return found
 
     def check_taken(self, run):
@@ -154,6 +156,7 @@ class Run:
         self.host_position_ids = tree.host_position_ids[rows]
         self.subtree_end = self.axis.subtree_end[segment.depth :]
         self.written, self.consumed = set(), set()
+        self.finished = False  # whether the model has returned; checkpoints compute layers again after that
 
     @property
     def num_tokens(self):
@@ -173,6 +176,11 @@ class Run:
 
     def write(self, layer, k, v):
         """Puts the keys and values into their slots, or compares them with what is there from an earlier run."""
+        if layer in self.written and not self.finished:
+            raise RuntimeError(
+                f"{describe(layer)} attended twice in one run, and its second keys would be taken for its first: give "
+                "each call its own key in attend(layer, ...)"
+            )
         slots, own = self.path.slots(layer, k, v), self.own
         if self.repeated or layer in self.written:  # written: by the forward that a checkpoint computes again
             self.path.repeats.compare(k, slots.keys[own])
@@ -182,6 +190,16 @@ class Run:
             slots.values[own] = v.detach()
         self.written.add(layer)
         return slots
+
+    def finish(self):
+        """Called once the model has returned. Raises RuntimeError for layers that left their slots as they were."""
+        self.finished = True
+        left = self.path.layers.keys() - self.written
+        if left:
+            raise RuntimeError(
+                f"{len(left)} layers did not attend for tokens {self.segment.begin} to {self.segment.end}, "
+                f"{describe(next(iter(left)))} among them: all layers must run in every segment"
+            )
 
     @property
     def own(self):
@@ -249,6 +267,10 @@ class SegmentAttention(torch.autograd.Function):
             dsinks = differentiate(own.start, own.stop, dk, dv, sinks)
             dk, dv = dk.to(q.dtype), dv.to(q.dtype)
         return None, None, dq.to(q.dtype), dk, dv, None if sinks is None else dsinks, None, None, None
+
+
+def describe(layer):
+    return f"a layer ({type(layer).__name__})" if isinstance(layer, torch.nn.Module) else f"layer {layer!r}"
 
 
 def take(slots, dtype):

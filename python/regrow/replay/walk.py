@@ -7,7 +7,7 @@ import torch
 import regrow
 from regrow.dtypes import accumulation_dtype
 from regrow.replay.path import Path, Run
-from regrow.replay.schedule import path_capacity, path_to
+from regrow.replay.schedule import gradient_order, path_capacity
 
 
 @dataclass
@@ -51,21 +51,20 @@ class Walk:
         weigh(positions, logprobs, entropy) -> (dlogprobs, dentropy or None) [N]: the objective's gradient for the
         tokens at these axis positions.
         """
-        for index in reversed(range(len(self.segments))):
+        order = gradient_order(self.segments, self.stack)
+        self.stack = []
+        for step, index in order:
             segment = self.segments[index]
-            for above in path_to(self.segments, index)[len(self.stack) :]:
+            if step == "capture":
                 with torch.no_grad():
-                    self.run(self.segments[above])
-                self.stack.append(above)
-            repeated = segment.inner  # its first run was for those that hang from it
+                    self.run(segment)
+                continue
             with torch.enable_grad():
-                hidden, run = self.run(segment, repeated=repeated)
-                if repeated:
-                    self.path.repeats.check(segment)
+                hidden, run = self.run(segment, repeated=segment.inner)  # its first run: for those that hang from it
+                self.path.repeats.check(segment)
                 self.differentiate(hidden, segment, weigh)
-            if repeated:
-                self.path.check_taken(run)
-                self.stack.pop()
+            self.path.repeats.check(segment)  # what checkpoints computed again
+            self.path.check_taken(run)
 
     def detached(self, weigh):
         """Every segment once, under autograd if its rows have targets; no gradient reaches its path."""
@@ -88,6 +87,7 @@ class Walk:
         torch.clear_autocast_cache()  # a weight that was cast without autograd would have no gradient under it
         run = Run(self.path, self.tree, segment, repeated=repeated)
         hidden = self.model.replay_hidden(run)
+        run.finish()
         if torch.is_grad_enabled():
             self.counts.differentiated += segment.size
         else:
@@ -116,7 +116,7 @@ class Walk:
         """Back-propagates what the segment's rows contribute, and what its descendants left at its keys."""
         if self.targets.count(segment) == 0:
             if hidden.requires_grad:
-                torch.autograd.backward(hidden, torch.zeros_like(hidden))
+                back_propagate([hidden], [torch.zeros_like(hidden)])
             return
         positions, logp, entropy = self.score(hidden, segment)
         dlogp, dentropy = weigh(positions, logp.detach(), entropy.detach())
@@ -125,7 +125,12 @@ class Walk:
         if dentropy is not None:
             refuse_nan(dentropy, positions, self.tree, "objective's derivative by the entropy")
             outputs, gradients = [logp, entropy], [dlogp, dentropy]
-        torch.autograd.backward(outputs, gradients)
+        back_propagate(outputs, gradients)
+
+
+def back_propagate(outputs, gradients):
+    torch.clear_autocast_cache()  # reentrant checkpoints filled it without autograd, and compute again with it
+    torch.autograd.backward(outputs, gradients)
 
 
 def refuse_nan(values, positions, tree, name):
