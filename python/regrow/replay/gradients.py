@@ -66,11 +66,12 @@ class Gradients:
 
 def refuse_hooks(model):
     """Raises ValueError for what would act after every segment's backward pass and not after the whole."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and model.require_backward_grad_sync:
-        raise ValueError(
-            "DistributedDataParallel would reduce gradients after every segment: call backward under model.no_sync() "
-            "and reduce .grad afterwards"
-        )
+    for module in model.modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and module.require_backward_grad_sync:
+            raise ValueError(
+                "DistributedDataParallel would reduce gradients after every segment: call backward under "
+                "model.no_sync() and reduce .grad afterwards"
+            )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ValueError(

@@ -4,6 +4,8 @@ import torch
 
 from regrow.head import Head
 
+RANDOM = ("dropout", "drop_path", "pdrop", "layerdrop", "jitter")  # in the names of rates that modules keep
+
 __all__ = ["Head", "Replayable", "adapt", "check"]
 
 
@@ -80,11 +82,13 @@ def refuse_dropout(model):
     for name, module in model.named_modules():
         if not module.training:
             continue
-        rate = module.p if isinstance(module, torch.nn.modules.dropout._DropoutNd) else 0.0
-        for attribute in ("attention_dropout", "router_jitter_noise"):
-            value = getattr(module, attribute, 0.0)
-            rate = rate or (value if isinstance(value, float) else 0.0)
-        if rate:
+        rates = [module.p] if isinstance(module, torch.nn.modules.dropout._DropoutNd) else []
+        rates += [
+            value
+            for attribute, value in vars(module).items()
+            if isinstance(value, float) and any(word in attribute for word in RANDOM)
+        ]
+        if rate := max(rates, default=0.0):
             raise ValueError(
                 f"{name or type(module).__name__} drops or disturbs values at random (rate {rate}) in train mode, and "
                 "segments are run twice: set it to 0, or call model.eval()"

@@ -1,13 +1,14 @@
 """The exact gradient of an objective over a whole tree, on the memory of one path (docs/replay.md)."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
 from regrow.replay import schedule
 from regrow.replay.gradients import Gradients
 from regrow.replay.model import adapt, check
-from regrow.replay.targets import Targets
+from regrow.replay.targets import Targets, check_where
 from regrow.replay.walk import Walk
 
 PREFIX_GRADS = ("exact", "detached")
@@ -93,7 +94,7 @@ def backward(
     with gradients:
         differentiate = walk.exact if exact else walk.detached
         if additive:
-            weigh = Additive(objective, tree)
+            weigh = Additive(objective, tree, walk.logprobs.new_zeros(()))
             differentiate(weigh)
         else:
             walk.values()
@@ -116,6 +117,7 @@ def logprobs(
     """
     adapted = adapt(model)
     check(model, adapted, tree)
+    check_where(where, tree, "where")
     targets = Targets(tree, where)
     segments = wanted_segments(tree, targets, chunk_tokens)
     total = sum(segment.size for segment in segments)
@@ -129,14 +131,13 @@ def logprobs(
 class Additive:
     """The derivatives of an objective that is a sum over tokens, segment by segment; `loss` is the sum so far."""
 
-    def __init__(self, objective, tree):
-        self.objective, self.tree, self.loss = objective, tree, None
+    def __init__(self, objective, tree, zero):
+        self.objective, self.tree, self.loss = objective, tree, zero
 
     def __call__(self, positions, logp, entropy):
         logp.requires_grad_()
         entropy.requires_grad_()
-        part = differentiated(self.objective.on_tokens(logp, self.tree, entropy, positions))
-        self.loss = part if self.loss is None else self.loss + part
+        self.loss = self.loss + differentiated(self.objective.on_tokens(logp, self.tree, entropy, positions))
         return torch.zeros_like(logp) if logp.grad is None else logp.grad, entropy.grad
 
 
@@ -172,17 +173,13 @@ def scored_tokens(objective, tree):
     if not hasattr(objective, "where"):
         return None
     where = objective.where(tree)
-    if where.dtype != torch.bool or list(where.shape) != [tree.num_tokens]:
-        raise ValueError(
-            f"objective.where must give a boolean tensor of shape [{tree.num_tokens}], "
-            f"got {where.dtype} of shape {list(where.shape)}"
-        )
+    check_where(where, tree, "what objective.where gives")
     return where
 
 
 def wanted_segments(tree, targets, chunk_tokens):
     """The segments that have targets, and those above them."""
-    if not isinstance(chunk_tokens, int) or chunk_tokens < 1:
+    if not isinstance(chunk_tokens, Integral) or isinstance(chunk_tokens, bool) or chunk_tokens < 1:
         raise ValueError(f"chunk_tokens is {chunk_tokens}: give a whole number of tokens, 1 or more")
     segments = schedule.cut(
         tree.node_start.cpu().numpy(), tree.parent.cpu().numpy(), tree.host_position_ids.numpy(),
@@ -193,9 +190,12 @@ def wanted_segments(tree, targets, chunk_tokens):
 
 def planned_tokens(segments, targets, *, exact, values):
     """How many tokens will pass through the model."""
-    once = sum(segment.size for segment in segments)
-    twice = sum(segment.size for segment in segments if segment.inner) if exact else 0
-    return once + twice + (once if values else 0)
+    last = len(segments) - 1
+    passes = [range(len(segments))] if values else []
+    on_path = schedule.path_to(segments, last) if values and segments else []  # as the values pass leaves it
+    order = [index for _, index in schedule.gradient_order(segments, on_path)]
+    passes.append(order if exact else range(len(segments)))
+    return sum(segments[index].size for indices in passes for index in indices)
 
 
 def reporter(progress, total):
