@@ -61,7 +61,12 @@ class Gradients:
     def num_bytes(self):
         """(bytes of the sums and gradients so far, bytes set aside)"""
         now = [*self.sums.values(), *(p.grad for p in self.parameters if p.grad is not None)]
-        return sum(x.nbytes for x in now), sum(x.nbytes for x in self.before.values())
+        return sum(map(num_bytes, now)), sum(map(num_bytes, self.before.values()))
+
+
+def num_bytes(gradient):
+    parts = [gradient._indices(), gradient._values()] if gradient.is_sparse else [gradient]
+    return sum(part.nbytes for part in parts)
 
 
 def refuse_hooks(model):
