@@ -111,10 +111,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "error"), [*((mode, Bomb) for mode in MODES), ("exact", KeyboardInterrupt)])
 @pytest.mark.parametrize("site", SITES)
-@pytest.mark.parametrize("error", [Bomb, KeyboardInterrupt])
-def test_wherever_it_strikes(mode, site, error):
+def test_wherever_it_strikes(mode, error, site):
     options = dict(MODES[mode])
     objective = options.pop("objective")(TREE)
     counting = {name: Fuse() for name in SITES}

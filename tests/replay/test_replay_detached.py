@@ -45,7 +45,7 @@ def largest_error(actual, expected):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(preorder_nodes(max_nodes=12, max_length=6), st.integers(1, 24), st.sampled_from([Additive, Coupled]))
 def test_keys_of_other_segments_are_constants(name, nodes, chunk_tokens, objective):
     policy, tree = make_policy(name), random_tree(*nodes)

@@ -43,7 +43,7 @@ def assert_exact(policy, tree, objective, chunk_tokens):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     preorder_nodes(max_nodes=12, max_length=6), st.integers(1, 24), st.sampled_from([Additive, Coupled]), st.integers(0)
 )
@@ -121,6 +121,63 @@ def test_an_empty_tree():
     result = regrow.replay.backward(policy, tree, lambda logp, tree, entropy: logp.sum())
     assert result.loss == 0 and result.logprobs.shape == (0,)
     assert regrow.replay.logprobs(policy, tree).stats.capacity_tokens == 0
+
+
+class Experts(Policy):
+    """Behind each layer, a token passes through one of two experts; a chunk may hold no token of some."""
+
+    input_requires_grad = False
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.ModuleList(nn.Linear(16, 16) for _ in range(2)) for _ in range(2)).double()
+
+    def hidden(self, tokens, position_ids, attend):
+        x = self.embedding(tokens) + self.positions(position_ids)
+        if self.input_requires_grad and torch.is_grad_enabled():
+            x.requires_grad_()
+        for layer, experts in zip(self.layers, self.experts, strict=True):
+            x = layer(x, attend)
+            for number, expert in enumerate(experts):
+                if (mine := (tokens % 2 == number).nonzero()[:, 0]).numel():
+                    x = x.index_add(0, mine, expert(x[mine]))
+        return x
+
+
+def experts(trainable):
+    policy = Experts()
+    for name, parameter in policy.named_parameters():
+        parameter.requires_grad_(name.startswith(trainable))
+    return policy, random_tree([-1, 0, 0, 2, 2], [5, 3, 4, 2, 3])
+
+
+@pytest.mark.parametrize("trainable", ["", "experts.", "experts.1.1."])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 64])
+def test_segments_that_no_trained_parameter_reaches(trainable, chunk_tokens):
+    policy, tree = experts(trainable)
+    assert_exact(policy, tree, Additive(tree), chunk_tokens)
+
+
+@pytest.mark.parametrize("trainable", [("experts.0.1.",), ("experts.0.1.", "head.")])
+def test_keys_that_need_a_gradient_in_some_segments(trainable):
+    """A segment without a token of the trained expert would have no backward for the keys of those above it."""
+    policy, tree = experts(trainable)
+    assert_exact(policy, tree, Additive(tree), 64)
+    with pytest.raises(
+        RuntimeError, match=r"the keys of a layer \(Layer\) depend on trained .* gradients would be lost"
+    ):
+        regrow.replay.backward(policy, tree, Additive(tree), chunk_tokens=1)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+    policy.input_requires_grad = True
+    assert_exact(policy, tree, Additive(tree), 1)
+
+
+@pytest.mark.parametrize("prefix_grad", ["exact", "detached"])
+def test_a_trained_parameter_that_takes_no_part(prefix_grad):
+    policy, tree = Policy().requires_grad_(False), random_tree([-1, 0, 0], [5, 3, 4])
+    policy.unused = nn.Parameter(torch.ones(1))
+    with pytest.raises(RuntimeError, match="no log-prob depends on a parameter that requires a gradient: require one"):
+        regrow.replay.backward(policy, tree, Additive(tree), chunk_tokens=3, prefix_grad=prefix_grad)
 
 
 class Where(Additive):

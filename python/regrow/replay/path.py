@@ -79,6 +79,7 @@ class Path:
     capacity: int
     exact: bool = True
     layers: dict = field(default_factory=dict)
+    trained: dict = field(default_factory=dict)  # layer -> whether its keys or values need a gradient
     repeats: Repeats = field(default_factory=Repeats)
 
     def slots(self, layer, key, value):
@@ -170,9 +171,23 @@ class Run:
         """
         if sinks is not None:
             sinks = sinks.to(accumulation_dtype(q.dtype))
+        if self.path.exact and torch.is_grad_enabled():
+            self.check_alike(layer, k.requires_grad or v.requires_grad)
         scale = q.size(-1) ** -0.5 if scale is None else float(scale)
         softcap = None if softcap is None else float(softcap)
         return SegmentAttention.apply(self, layer, q, k, v, sinks, scale, window, softcap)
+
+    def check_alike(self, layer, trained):
+        """Raises RuntimeError if the layer's keys need a gradient here and did not elsewhere, or the reverse.
+
+        A segment whose own do not need one has no backward, and would give none to those of its path.
+        """
+        if self.path.trained.setdefault(layer, trained) != trained:
+            raise RuntimeError(
+                f"the keys of {describe(layer)} depend on trained parameters in some segments and in others not, "
+                "as behind an expert that not all tokens take, and gradients would be lost: let what enters the "
+                "layers require a gradient (model.enable_input_require_grads())"
+            )
 
     def write(self, layer, k, v):
         """Puts the keys and values into their slots, or compares them with what is there from an earlier run."""

@@ -31,6 +31,7 @@ class Walk:
         self.path = Path(path_capacity(segments), exact)
         self.stack = []  # places of the inner segments whose keys and values are on the path
         self.counts = Counts()
+        self.reached = False  # whether anything has been back-propagated
         dtype = accumulation_dtype(model.replay_head().weight.dtype)
         self.logprobs = torch.zeros(tree.num_tokens, dtype=dtype, device=tree.subtree_end.device)
         self.entropy = torch.zeros_like(self.logprobs)
@@ -65,6 +66,7 @@ class Walk:
                 self.differentiate(hidden, segment, weigh)
             self.path.repeats.check(segment)  # what checkpoints computed again
             self.path.check_taken(run)
+        self.check_reached()
 
     def detached(self, weigh):
         """Every segment once, under autograd if its rows have targets; no gradient reaches its path."""
@@ -77,6 +79,7 @@ class Walk:
                     self.differentiate(hidden, segment, weigh)
             if segment.inner:
                 self.stack.append(index)
+        self.check_reached()
 
     def leave_for(self, segment):
         while self.stack and self.stack[-1] != segment.parent:
@@ -115,8 +118,7 @@ class Walk:
     def differentiate(self, hidden, segment, weigh):
         """Back-propagates what the segment's rows contribute, and what its descendants left at its keys."""
         if self.targets.count(segment) == 0:
-            if hidden.requires_grad:
-                back_propagate([hidden], [torch.zeros_like(hidden)])
+            self.back_propagate([hidden], [torch.zeros_like(hidden)])
             return
         positions, logp, entropy = self.score(hidden, segment)
         dlogp, dentropy = weigh(positions, logp.detach(), entropy.detach())
@@ -125,12 +127,23 @@ class Walk:
         if dentropy is not None:
             refuse_nan(dentropy, positions, self.tree, "objective's derivative by the entropy")
             outputs, gradients = [logp, entropy], [dlogp, dentropy]
-        back_propagate(outputs, gradients)
+        self.back_propagate(outputs, gradients)
 
+    def back_propagate(self, outputs, gradients):
+        """Nothing, for outputs that depend on no trained parameter, as those of an expert that has no token here."""
+        if not outputs[0].requires_grad:
+            return
+        self.reached = True
+        torch.clear_autocast_cache()  # reentrant checkpoints filled it without autograd, and compute again with it
+        torch.autograd.backward(outputs, gradients)
 
-def back_propagate(outputs, gradients):
-    torch.clear_autocast_cache()  # reentrant checkpoints filled it without autograd, and compute again with it
-    torch.autograd.backward(outputs, gradients)
+    def check_reached(self):
+        """Raises RuntimeError if no segment's log-probs depended on a trained parameter."""
+        if self.segments and not self.reached:
+            raise RuntimeError(
+                "no log-prob depends on a parameter that requires a gradient: require one of parameters that take "
+                "part, and under reentrant checkpointing of what enters it (model.enable_input_require_grads())"
+            )
 
 
 def refuse_nan(values, positions, tree, name):
