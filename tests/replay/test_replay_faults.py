@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import regrow.models
 import regrow.replay
@@ -52,6 +53,23 @@ def test_noise_as_small_as_rounding_is_counted(tree):
     policy.noise = 1e-9
     stats = replay(policy, tree).stats
     assert stats.compared_elements == 2 * stats.differing_elements > 0  # the keys, and not the values
+
+
+class NoisyCheckpoints(Noisy):
+    """What its checkpoints compute again has other noise."""
+
+    def hidden(self, tokens, position_ids, attend):
+        def run(_):
+            return super(NoisyCheckpoints, self).hidden(tokens, position_ids, attend)
+
+        needs_gradient = torch.zeros(1, requires_grad=True)
+        return checkpoint(run, needs_gradient, use_reentrant=True, preserve_rng_state=False)
+
+
+def test_noise_in_checkpoints(tree):
+    """Noticed for a segment that runs once, too, whose keys are then computed twice."""
+    with broken("tokens 0 to 15 were run twice"):
+        replay(NoisyCheckpoints(), tree, chunk_tokens=64)
 
 
 class Shifting(Policy):
