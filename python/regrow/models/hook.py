@@ -23,7 +23,7 @@ def attention(module, query, key, value, attention_mask, tree=None, **options):
     """Attention along every path of `tree`; without a tree, SDPA.
 
     query [B,Hq,T,D], key [B,Hkv,T,D], value [B,Hkv,T,Dv] -> (out [B,T,Hq,Dv], None). With a tree, B is 1, T its tokens;
-    a segment of a replay (`regrow.replay.path.Run`) stands in for a tree and attends by its own method.
+    a segment of a replay (`regrow.replay.run.Run`) stands in for a tree and attends by its own method.
     Raises ValueError where the model's other arguments contradict the tree.
     """
     if tree is None:

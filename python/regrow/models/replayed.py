@@ -36,5 +36,5 @@ def refuse_auxiliary_loss(config):
     if getattr(config, "output_router_logits", False) and coefficient:
         raise ValueError(
             f"the router's load-balancing loss (coefficient {coefficient}) is no function of log-probs, and replay "
-            "would leave it out: set config.router_aux_loss_coef = 0 or config.output_router_logits = False"
+            "would leave it out: set config.router_aux_loss_coef = 0.0 or config.output_router_logits = False"
         )

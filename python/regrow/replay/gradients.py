@@ -1,5 +1,7 @@
 """Where the gradients of one update collect, so that `.grad` changes once, at the end, or not at all."""
 
+import sys
+
 import torch
 
 WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -66,7 +68,12 @@ class Gradients:
     def num_bytes(self):
         """(bytes of the sums and gradients so far, bytes set aside)"""
         now = [*self.sums.values(), *(p.grad for p in self.parameters if p.grad is not None)]
-        return sum(x.nbytes for x in now), sum(x.nbytes for x in self.before.values())
+        return sum(map(num_bytes, now)), sum(map(num_bytes, self.before.values()))
+
+
+def num_bytes(gradient):
+    parts = [gradient._indices(), gradient._values()] if gradient.is_sparse else [gradient]
+    return sum(part.nbytes for part in parts)
 
 
 def gradient_bytes(model, *, several, atomic):
@@ -80,13 +87,24 @@ def gradient_bytes(model, *, several, atomic):
     return made, aside
 
 
+def is_sharded(module):
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who shards has imported it
+    return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+
+
 def refuse_hooks(model):
     """Raises ValueError for what would act after every segment's backward pass and not after the whole."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel) and model.require_backward_grad_sync:
-        raise ValueError(
-            "DistributedDataParallel would reduce gradients after every segment: call backward under model.no_sync() "
-            "and reduce .grad afterwards"
-        )
+    for module in model.modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and module.require_backward_grad_sync:
+            raise ValueError(
+                "DistributedDataParallel would reduce gradients after every segment: call backward under "
+                "model.no_sync() and reduce .grad afterwards"
+            )
+        if is_sharded(module):
+            raise ValueError(
+                f"{type(module).__name__} gathers and reduces in every segment, and ranks have different numbers of "
+                "them: each would wait for the others; give every rank the whole model"
+            )
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ValueError(

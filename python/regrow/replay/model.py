@@ -1,8 +1,12 @@
 """What the engine needs of a model: hidden states of a segment, and a head."""
 
+import math
+
 import torch
 
 from regrow.head import Head
+
+RANDOM = ("dropout", "drop_path", "pdrop", "layerdrop", "jitter")  # in the names of rates that modules keep
 
 __all__ = ["Head", "Replayable", "adapt", "check"]
 
@@ -47,11 +51,13 @@ def adapt(model):
     return TransformersModel(model)
 
 
-def check(model, adapted, tree, *, training=False):
+def check(model, adapted, tree, temperature, *, training=False):
     """Raises ValueError for what would end in a wrong number, before any work.
 
     training: whether gradients are asked for.
     """
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}, must be positive and finite")
     if tree.tokens is None:
         raise ValueError("the tree has no tokens to give the model: give from_nodes its tokens")
     weight = adapted.replay_head().weight
@@ -80,11 +86,13 @@ def refuse_dropout(model):
     for name, module in model.named_modules():
         if not module.training:
             continue
-        rate = module.p if isinstance(module, torch.nn.modules.dropout._DropoutNd) else 0.0
-        for attribute in ("attention_dropout", "router_jitter_noise"):
-            value = getattr(module, attribute, 0.0)
-            rate = rate or (value if isinstance(value, float) else 0.0)
-        if rate:
+        rates = [module.p] if isinstance(module, torch.nn.modules.dropout._DropoutNd) else []
+        rates += [
+            value
+            for attribute, value in vars(module).items()
+            if isinstance(value, float) and any(word in attribute for word in RANDOM)
+        ]
+        if rate := max(rates, default=0.0):
             raise ValueError(
                 f"{name or type(module).__name__} drops or disturbs values at random (rate {rate}) in train mode, and "
                 "segments are run twice: set it to 0, or call model.eval()"

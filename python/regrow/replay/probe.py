@@ -12,7 +12,8 @@ from regrow.live_bytes import measure_bytes
 from regrow.logit_chunks import rows_per_chunk
 from regrow.replay.gradients import Gradients
 from regrow.replay.ledger import HeadCosts, LayerCosts, Line, ModelCosts
-from regrow.replay.path import Path, Run
+from regrow.replay.path import Path
+from regrow.replay.run import Run
 from regrow.replay.schedule import Segment
 from regrow.tree import PrefixTree
 
@@ -124,18 +125,16 @@ def whole(tree):
 def measure_run(adapted, tree, exact):
     """(bytes live between forward and backward, at the peak of both, the layers' calls)"""
     path = Path(tree.num_tokens, exact)
-    listener = Listener(path, tree, whole(tree))
     with torch.no_grad():
-        adapted.replay_hidden(listener)  # brings the path's buffers into being
-    device = tree.subtree_end.device
+        adapted.replay_hidden(Run(path, tree, whole(tree)))  # brings the path's buffers into being
+    listener, device = Listener(path, tree, whole(tree)), tree.subtree_end.device
 
     def forward():
         with torch.enable_grad():
             return adapted.replay_hidden(listener)
 
-    listener.written.clear()
-    listener.calls.clear()
     between = measure_bytes(forward, device)
+    listener.finish()
     hidden, calls = between.result, list(listener.calls)  # a checkpoint's second forward is no layer more
     if not hidden.requires_grad:
         return between.end, between.peak, calls

@@ -5,6 +5,7 @@ inner segment is a piece of one node, a leaf segment is anything small enough to
 in this order; a gradient pass in the reverse, which is a postorder: children before the segment that they hang from.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,9 @@ def cut(node_start, node_parent, position_ids, subtree_end, chunk_tokens):
     neighbours; one whose subtree does not gives its last tokens to a leaf segment if all that is below fits beside
     them, for what lies in leaf segments runs once; what is left is cut into inner segments of even size.
 
-    >>> [(s.begin, s.end, s.inner) for s in cut([0, 6, 8, 10], [-1, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 6, 7], ..., 6)]
+    >>> prompt, two, responses = [10] * 6, [6, 7], [8, 8, 10, 10]
+    >>> segments = cut([0, 6, 8, 10], [-1, 0, 0], [*range(6), *two, *two], [*prompt, *responses], chunk_tokens=6)
+    >>> [(s.begin, s.end, s.inner) for s in segments]
     [(0, 4, True), (4, 10, False)]
     """
     segments = []
@@ -68,7 +71,7 @@ def cut(node_start, node_parent, position_ids, subtree_end, chunk_tokens):
             if not tail:
                 node += 1
                 continue
-        node = int(np.searchsorted(node_start, stop))  # behind the subtree
+        node = bisect_left(starts, stop)  # behind the subtree
     return segments
 
 
@@ -95,6 +98,22 @@ def prune(segments, wanted):
         for index, s in enumerate(segments)
         if keep[index]
     ]
+
+
+def gradient_order(segments, on_path=()):
+    """Yields the runs of an exact gradient pass: ("capture", place) or ("differentiate", place).
+
+    A capture puts a segment's keys and values on the path, whose segments are then `on_path` and those captured since;
+    an inner segment leaves it when it is differentiated, behind all that hang from it.
+    """
+    stack = list(on_path)
+    for index in reversed(range(len(segments))):
+        for above in path_to(segments, index)[len(stack) :]:
+            yield "capture", above
+            stack.append(above)
+        yield "differentiate", index
+        if segments[index].inner:
+            stack.pop()
 
 
 def path_to(segments, index):

@@ -16,6 +16,16 @@ class SegmentTargets:
     row: torch.Tensor
 
 
+def check_where(where, tree, name):
+    """Raises ValueError unless `where`, which the caller knows as `name`, is boolean [T] or None."""
+    if where is None or (
+        isinstance(where, torch.Tensor) and where.dtype == torch.bool and list(where.shape) == [tree.num_tokens]
+    ):
+        return
+    got = f"{where.dtype} of shape {list(where.shape)}" if isinstance(where, torch.Tensor) else type(where).__name__
+    raise ValueError(f"{name} must be a boolean tensor of shape [{tree.num_tokens}], got {got}")
+
+
 class Targets:
     """The scored tokens of a tree, by the row that predicts them.
 

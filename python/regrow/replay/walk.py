@@ -6,8 +6,9 @@ import torch
 
 import regrow
 from regrow.dtypes import accumulation_dtype
-from regrow.replay.path import Path, Run
-from regrow.replay.schedule import path_capacity, path_to
+from regrow.replay.path import Path
+from regrow.replay.run import Run
+from regrow.replay.schedule import gradient_order, path_capacity
 
 
 @dataclass
@@ -19,20 +20,23 @@ class Counts:
 
 
 class Walk:
-    """One tree, cut into segments, on the path of one model.
+    """One `Job`'s tree, cut into segments, on the path of its model.
 
-    model: a `Replayable`; targets: `Targets`; on_tokens(count): called after each run of a segment. logprobs and
-    entropy [T], fp32 (fp64), fill as segments are scored; tokens that are no targets keep 0.
+    on_tokens(count): called after each run of a segment. logprobs and entropy [T], fp32 (fp64), fill as segments are
+    scored; tokens that are no targets keep 0.
     """
 
-    def __init__(self, model, tree, segments, targets, *, temperature, exact, on_tokens):
-        self.model, self.tree, self.segments, self.targets = model, tree, segments, targets
+    def __init__(self, job, segments, *, temperature, on_tokens):
+        self.model, self.tree, self.segments, self.targets = job.adapted, job.tree, segments, job.targets
         self.temperature, self.on_tokens = temperature, on_tokens
-        self.path = Path(path_capacity(segments), exact)
+        self.path = Path(path_capacity(segments), job.exact)
         self.stack = []  # places of the inner segments whose keys and values are on the path
+        self.hidden_sums = {}  # of those, the checksum of their last hidden states
+        self.differing_segments = 0
         self.counts = Counts()
-        dtype = accumulation_dtype(model.replay_head().weight.dtype)
-        self.logprobs = torch.zeros(tree.num_tokens, dtype=dtype, device=tree.subtree_end.device)
+        self.reached = False  # whether anything has been back-propagated
+        dtype = accumulation_dtype(self.model.replay_head().weight.dtype)
+        self.logprobs = torch.zeros(self.tree.num_tokens, dtype=dtype, device=self.tree.subtree_end.device)
         self.entropy = torch.zeros_like(self.logprobs)
 
     def values(self):
@@ -44,6 +48,7 @@ class Walk:
                 self.score(hidden, segment)
             if segment.inner:
                 self.stack.append(index)
+                self.hidden_sums[index] = checksum(hidden)
 
     def exact(self, weigh):
         """Every segment under autograd, after those that hang from it: their part of its keys' gradients is there.
@@ -51,21 +56,23 @@ class Walk:
         weigh(positions, logprobs, entropy) -> (dlogprobs, dentropy or None) [N]: the objective's gradient for the
         tokens at these axis positions.
         """
-        for index in reversed(range(len(self.segments))):
+        order = gradient_order(self.segments, self.stack)
+        self.stack = []
+        for step, index in order:
             segment = self.segments[index]
-            for above in path_to(self.segments, index)[len(self.stack) :]:
+            if step == "capture":
                 with torch.no_grad():
-                    self.run(self.segments[above])
-                self.stack.append(above)
-            repeated = segment.inner  # its first run was for those that hang from it
+                    self.hidden_sums[index] = checksum(self.run(segment)[0])
+                continue
             with torch.enable_grad():
-                hidden, run = self.run(segment, repeated=repeated)
-                if repeated:
-                    self.path.repeats.check(segment)
+                hidden, run = self.run(segment, repeated=segment.inner)  # its first run: for those that hang from it
+                self.path.repeats.check(segment)
+                if segment.inner:
+                    self.differing_segments += int(checksum(hidden) != self.hidden_sums.pop(index))
                 self.differentiate(hidden, segment, weigh)
-            if repeated:
-                self.path.check_taken(run)
-                self.stack.pop()
+            self.path.repeats.check(segment)  # what checkpoints computed again
+            self.path.check_taken(run)
+        self.check_reached()
 
     def detached(self, weigh):
         """Every segment once, under autograd if its rows have targets; no gradient reaches its path."""
@@ -78,6 +85,7 @@ class Walk:
                     self.differentiate(hidden, segment, weigh)
             if segment.inner:
                 self.stack.append(index)
+        self.check_reached()
 
     def leave_for(self, segment):
         while self.stack and self.stack[-1] != segment.parent:
@@ -88,6 +96,7 @@ class Walk:
         torch.clear_autocast_cache()  # a weight that was cast without autograd would have no gradient under it
         run = Run(self.path, self.tree, segment, repeated=repeated)
         hidden = self.model.replay_hidden(run)
+        run.finish()
         if torch.is_grad_enabled():
             self.counts.differentiated += segment.size
         else:
@@ -115,8 +124,7 @@ class Walk:
     def differentiate(self, hidden, segment, weigh):
         """Back-propagates what the segment's rows contribute, and what its descendants left at its keys."""
         if self.targets.count(segment) == 0:
-            if hidden.requires_grad:
-                torch.autograd.backward(hidden, torch.zeros_like(hidden))
+            self.back_propagate([hidden], [torch.zeros_like(hidden)])
             return
         positions, logp, entropy = self.score(hidden, segment)
         dlogp, dentropy = weigh(positions, logp.detach(), entropy.detach())
@@ -125,7 +133,29 @@ class Walk:
         if dentropy is not None:
             refuse_nan(dentropy, positions, self.tree, "objective's derivative by the entropy")
             outputs, gradients = [logp, entropy], [dlogp, dentropy]
+        self.back_propagate(outputs, gradients)
+
+    def back_propagate(self, outputs, gradients):
+        """Nothing, for outputs that depend on no trained parameter, as those of an expert that has no token here."""
+        if not outputs[0].requires_grad:
+            return
+        self.reached = True
+        torch.clear_autocast_cache()  # reentrant checkpoints filled it without autograd, and compute again with it
         torch.autograd.backward(outputs, gradients)
+
+    def check_reached(self):
+        """Raises RuntimeError if no segment's log-probs depended on a trained parameter."""
+        if self.segments and not self.reached:
+            raise RuntimeError(
+                "no log-prob depends on a parameter that requires a gradient: require one of parameters that take "
+                "part, and under reentrant checkpointing of what enters it (model.enable_input_require_grads())"
+            )
+
+
+def checksum(x):
+    """The sum of x's bits as whole numbers, modulo 2**64, in any order of summation the same."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return x.detach().contiguous().view(bits).sum(dtype=torch.int64)
 
 
 def refuse_nan(values, positions, tree, name):
