@@ -2,7 +2,6 @@
 
 import time
 
-import torch
 from replay_cases import load_smollm2, question_case, random_case, small_model
 from report import Row
 
@@ -15,9 +14,9 @@ def run():
 
 
 def flat():
-    """SmolLM2 in bf16, segments of 128 tokens, all full: what grows is the path's own."""
-    model, tokenizer = load_smollm2(torch.bfloat16)
-    workload = "live bytes at the peak beyond the path's K/V and gradients, SmolLM2 bf16, prompt 1,024"
+    """SmolLM2, segments of 128 tokens, all full: what grows is the path's own."""
+    model, tokenizer = load_smollm2()
+    workload = "live bytes at the peak beyond the path's K/V and gradients, SmolLM2 fp32, prompt 1,024"
     beyond = {}
     for group, length in ((2, 128), (8, 128), (2, 512)):
         case = question_case(tokenizer, prompt_tokens=1024, group=group, response_tokens=length)
@@ -32,14 +31,15 @@ def flat():
 
 
 def predicted():
-    """The ledger against the profiler, SmolLM2 in fp32 and bf16, with and without gradient checkpointing."""
+    """The ledger against the profiler, SmolLM2 with and without gradient checkpointing."""
+    model, tokenizer = load_smollm2()
+    case = question_case(tokenizer, prompt_tokens=1024, group=4, response_tokens=128)
     rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        model, tokenizer = load_smollm2(dtype)
-        case = question_case(tokenizer, prompt_tokens=1024, group=4, response_tokens=128)
-        for chunk_tokens in (256, 1024):
-            rows += ledger_rows(f"SmolLM2 {str(dtype)[6:]}, chunks of {chunk_tokens:,}", model, case, chunk_tokens)
-    return rows
+    for chunk_tokens in (256, 1024):
+        rows += ledger_rows(f"SmolLM2 fp32, chunks of {chunk_tokens:,}", model, case, chunk_tokens)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return rows + ledger_rows("SmolLM2 fp32, chunks of 1,024, checkpointed", model, case, 1024)
 
 
 def long():
