@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from regrow import replay
 from regrow.live_bytes import measure_bytes, silent_stderr
 
-BUFFERS = ("gradients", "path_kv", "path_kv_gradients")  # whose sizes the engine's stats tell
+BUFFERS = ("gradients", "path_kv", "path_kv_gradients")  # the engine's stats have their sizes
 REST = ("activations", "logits", "workspace")
 
 
@@ -41,13 +41,10 @@ def entries(predicted, weights, peak, stats):
     "rest" is the measured peak less the buffers, against activations and the larger of logits and workspace, which are
     never there together. So an error anywhere shows in the rest.
     """
-    sizes = dict(
-        gradients=stats.gradient_bytes, path_kv=stats.kv_bytes, path_kv_gradients=stats.kv_gradient_bytes
-    )  # fmt: skip
     found = {"weights": Entry(predicted.weights, weights)}
-    for name in BUFFERS:
-        size = getattr(predicted, name)
-        found[name] = Entry(size, sizes[name] if size else 0)
+    for name, size in zip(BUFFERS, (stats.gradient_bytes, stats.kv_bytes, stats.kv_gradient_bytes), strict=True):
+        expected = getattr(predicted, name)
+        found[name] = Entry(expected, size if expected else 0)
     rest = predicted.total - sum(found[name].predicted for name in BUFFERS)
     found |= {name: Entry(getattr(predicted, name), None) for name in REST}
     found["rest"] = Entry(rest, peak - sum(found[name].measured for name in BUFFERS))

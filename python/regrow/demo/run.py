@@ -34,7 +34,7 @@ from regrow.models import NAME, smollm2
 
 NUM_COMPARED = 2
 MAX_NEW_TOKENS = 32
-CHUNK_TOKENS = 128
+CHUNK_TOKENS = 256
 
 
 @dataclass(frozen=True)

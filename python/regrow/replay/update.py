@@ -72,7 +72,7 @@ def backward(
     FloatingPointError, before its segment is back-propagated, for a log-prob or derivative that is nan; RuntimeError
     for a model whose second run of a segment differs from its first.
 
-        result = regrow.replay.backward(model, tree, objectives.GRPO(advantages, response_mask, old_logprobs))
+        result = regrow.replay.backward(model, tree, objectives.GRPO(response_mask, advantages))
         optimizer.step()
     """
     if prefix_grad not in PREFIX_GRADS:
