@@ -28,7 +28,7 @@ def draw(report, batch, path):
         )  # fmt: skip
         settings = report["settings"]
         figure.suptitle(
-            f"{settings['model']} learns {settings['task']} by GRPO on prefix trees, {settings['threads']} CPU threads",
+            f"{settings['model']} learns {settings['task']}: GRPO on prefix trees, {settings['threads']} CPU thread(s)",
             fontweight="bold",
         )
         draw_rewards(panels["rewards"], report)
@@ -41,8 +41,8 @@ def draw(report, batch, path):
         peaks = {name: count / 1e9 for name, count in report["peak_bytes"].items()}
         draw_bars(
             panels["bytes"], peaks, "GB",
-            f"its live bytes at the peak: {peaks['replicated'] / peaks['packed']:.1f} x fewer\n"
-            "(beyond the weights; gradients included)",
+            f"live bytes at its peak: {peaks['replicated'] / peaks['packed']:.1f} x fewer\n"
+            "(beyond weights, with gradients)",
         )  # fmt: skip
         draw_ledger(panels["ledger"], report)
         figure.savefig(path, format="png")
