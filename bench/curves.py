@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from regrow.demo.batch import make_batch
 from regrow.demo.learn import Master
-from regrow.demo.objective import make_batch
 from regrow.demo.rollout import choose_groups, sample_groups
 from regrow.demo.run import MAX_NEW_TOKENS, load
 from regrow.demo.task import Task
@@ -43,7 +43,7 @@ def stored_rollouts(reference, policy, tokenizer, seed, *, questions=2, group=8)
 
     groups, _ = choose_groups(iter(sample, None), questions)
     batch = make_batch(groups)
-    lengths = [len(weights) - start for weights, start in zip(batch.token_weights, batch.prompt_lengths, strict=True)]
+    lengths = [int(mask.sum()) for mask in batch.response_masks]
     return replace(batch, old_logp=list(packed_update(reference, batch).logp.split(lengths)))
 
 
@@ -54,7 +54,7 @@ def permuted(batch, seed):
         batch,
         **{
             field: [getattr(batch, field)[index] for index in order]
-            for field in ("sequences", "prompt_lengths", "token_weights", "old_logp")
+            for field in ("sequences", "prompt_lengths", "advantages", "old_logp")
         },
     )
 

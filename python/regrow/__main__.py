@@ -10,7 +10,7 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
         "demo",
-        help="SmolLM2 learns a task by packed GRPO; one update is also computed replicated, and compared",
+        help="SmolLM2 learns a task by GRPO on replayed trees; one update is also computed replicated, and compared",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument("--seed", type=int, default=0, help="of the questions and the samples")

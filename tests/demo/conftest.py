@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from regrow.demo.objective import make_batch
+from regrow.demo.batch import make_batch
 from regrow.demo.rollout import Group
 
 

@@ -14,6 +14,9 @@ KEYS = (
     "peak_bytes.replicated", "peak_bytes.packed", "token_ratio", "speedup", "loss.replicated", "loss.packed", "rewards",
     "heldout.before", "heldout.after", "seconds.phases.learn", "seconds.total", "learning.loss",
     "learning.gradient_norm", "settings.seed", "compared.questions", "compared.responses", "versions.torch",
+    "seconds.replayed", "peak_bytes.replayed", "loss.replayed", "gradient.packed", "gradient.replayed",
+    "replay.replayed.segments", "ledger.packed.total.ratio", "ledger.replayed.path_kv.measured",
+    "learning.replay.forward_tokens", "learning.replay.differentiated_tokens", "settings.chunk_tokens",
 )  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -30,6 +33,7 @@ def stubbed(monkeypatch, model, groups):
     def questions(name, tokenizer, *, seed, num_heldout):
         return SimpleNamespace(questions=lambda count: [None] * count, num_heldout=num_heldout)
 
+    monkeypatch.setattr(run, "CHUNK_TOKENS", 7)  # of a tree of 21, whose sequences share 7
     monkeypatch.setattr(run, "load", lambda folder: (model, None))
     monkeypatch.setattr(run, "Task", questions)
     monkeypatch.setattr(run, "sample_groups", sample_groups)
@@ -51,11 +55,14 @@ def test_report_holds_every_key(stubbed, tmp_path, capsys):
     assert min(report["peak_bytes"].values()) > 0
     assert report["rewards"] == pytest.approx([(1.5 / 4 + 1 / 3) / 2] * 6)
     assert report["heldout"] == {"before": 0.64, "after": 0.64}
+    assert report["learning"]["replay"]["inner_segments"] == [1] * 6
+    assert report["ledger"]["packed"]["total"]["measured"] != report["ledger"]["replayed"]["total"]["measured"]
     assert len(report["learning"]["loss"]) == report["settings"]["steps"] == 6
     assert report["settings"]["seed"] == 3
     assert stubbed == [(8, 8)] * 6  # what is compared is the first step's own sample
     assert path.with_suffix(".png").read_bytes().startswith(PNG)
-    assert "gradient, relative L2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "gradient, relative L2" in shown and "total beyond the weights" in shown
 
 
 def test_quick_is_small_and_options_go_before_it(stubbed, tmp_path):

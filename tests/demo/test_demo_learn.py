@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
-from regrow.demo.learn import Master, learn, learn_step
-from regrow.demo.objective import CLIP, grpo_loss, make_batch
+from regrow.demo.batch import make_batch
+from regrow.demo.learn import Master, learn, learn_step, policy_dtype
 from regrow.demo.updates import packed_update
 
 
@@ -17,23 +17,24 @@ def policy(model):
 def test_updates_make_rewarded_responses_likelier(policy, groups):
     master = Master(policy, learning_rate=1e-2)
     batch = make_batch(groups)
-    weights = torch.cat(batch.token_weights)
-    weights = weights[weights != 0]
 
     def rewarded():
-        logp = packed_update(policy, make_batch(groups)).logp
-        return (logp * torch.cat([w[s:] for w, s in zip(batch.token_weights, batch.prompt_lengths, strict=True)])).sum()
+        logp = packed_update(policy, batch).logp
+        parts = logp.split([int(mask.sum()) for mask in batch.response_masks])
+        return sum(advantage * part.sum() for advantage, part in zip(batch.advantages, parts, strict=True))
 
-    before, steps = rewarded(), learn(policy, master, iter([groups] * 3), 3)
+    before, steps = rewarded(), learn(policy, master, iter([groups] * 3), 3, chunk_tokens=5)
     assert rewarded() > before
     assert [step.groups_that_differ for step in steps] == [2, 2, 2]
     assert all(step.gradient_norm > 0 for step in steps)
-    assert steps[0].tokens_dense == batch.num_tokens > steps[0].tokens_packed
+    assert steps[0].tokens_dense == batch.num_tokens > steps[0].tokens_packed == 21
+    assert {step.replay.forward_tokens for step in steps} == {10}
+    assert {step.replay.differentiated_tokens for step in steps} == {20}  # the last token of all predicts nothing
 
 
 def test_loss_falls_on_stored_rollouts(policy, groups):
     batch = make_batch(groups)
-    lengths = [len(w) - s for w, s in zip(batch.token_weights, batch.prompt_lengths, strict=True)]
+    lengths = [int(mask.sum()) for mask in batch.response_masks]
     batch = dataclasses.replace(batch, old_logp=list(packed_update(policy, batch).logp.split(lengths)))
     master, losses = Master(policy, learning_rate=1e-3), []
     for _ in range(4):
@@ -83,11 +84,7 @@ def test_a_master_may_start_from_finer_weights(policy):
         assert master.parameters[name].data_ptr() != value.data_ptr()
 
 
-def test_the_ratio_is_clipped_on_the_side_that_gains():
-    old = torch.zeros(4, dtype=torch.float64)
-    logp = torch.tensor([1.5, 1.5, 0.5, 0.5], dtype=torch.float64).log().requires_grad_()
-    weights = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
-    loss = grpo_loss(logp, weights, old)
-    loss.backward()
-    assert loss.item() == pytest.approx(-((1 + CLIP) - 1.5 + 0.5 - (1 - CLIP)))
-    torch.testing.assert_close(logp.grad, torch.tensor([0.0, 1.5, -0.5, 0.0], dtype=torch.float64))
+def test_the_policy_is_in_bf16_where_the_processor_multiplies_it(monkeypatch):
+    for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda fast=fast: fast)
+        assert policy_dtype() is dtype

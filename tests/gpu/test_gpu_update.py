@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from regrow.demo.batch import make_batch
 from regrow.demo.compare import compare
-from regrow.demo.objective import make_batch
 from regrow.demo.rollout import Group
 from regrow.demo.task import Task, worked_answer
 from regrow.demo.updates import relative_l2, replicated_update
@@ -21,6 +21,7 @@ from regrow.models import smollm2
 pytestmark = pytest.mark.gpu
 
 BAR = 2
+CHUNK_TOKENS = 64  # the prompts are longer
 
 
 def tiny_llama():
@@ -64,14 +65,21 @@ def assert_packed_is_replicated(exact, groups, device):
     model = copy.deepcopy(exact).bfloat16()
     exact.set_attn_implementation("sdpa")
     truth = replicated_update(exact, batch)
-    comparison = compare(model, batch, rounds=2)
-    replicated, packed = comparison.replicated, comparison.packed
-    plain, ours = (relative_l2(update.gradients, truth.gradients) for update in (replicated, packed))
-    assert 0 < ours <= BAR * plain, f"packed is off by {ours:.3g} of the fp32 gradient, replicated by {plain:.3g}"
-    assert comparison.relative_l2 <= (1 + BAR) * plain
-    plain, ours = (float((update.logp.double() - truth.logp).norm()) for update in (replicated, packed))
-    assert ours <= BAR * plain, f"log-probs: packed is off by {ours:.3g}, replicated by {plain:.3g}"
-    assert packed.num_tokens < replicated.num_tokens and min(comparison.peak_bytes.values()) > 0
+    comparison = compare(model, batch, CHUNK_TOKENS, rounds=2)
+    updates = dict(comparison.updates)
+    replicated = updates.pop("replicated")
+    gradient_error = relative_l2(replicated.gradients, truth.gradients)
+    logp_error = float((replicated.logp.double() - truth.logp).norm())
+    for name, update in updates.items():
+        ours = relative_l2(update.gradients, truth.gradients)
+        assert 0 < ours <= BAR * gradient_error, (
+            f"{name} is off by {ours:.3g} of the fp32 gradient, replicated by {gradient_error:.3g}"
+        )
+        assert comparison.relative_l2[name] <= (1 + BAR) * gradient_error
+        ours = float((update.logp.double() - truth.logp).norm())
+        assert ours <= BAR * logp_error, f"log-probs: {name} is off by {ours:.3g}, replicated by {logp_error:.3g}"
+        assert update.num_tokens < replicated.num_tokens
+    assert updates["replayed"].stats.inner_segments > 0 and min(comparison.peak_bytes.values()) > 0
     return comparison
 
 
@@ -81,4 +89,4 @@ def test_tiny_llama(device):
 
 def test_smollm2(only_gpu):
     comparison = assert_packed_is_replicated(*smollm2_135m(), only_gpu)
-    assert comparison.packed.num_tokens * 4 < comparison.replicated.num_tokens
+    assert comparison.updates["packed"].num_tokens * 4 < comparison.updates["replicated"].num_tokens

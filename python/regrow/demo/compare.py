@@ -1,8 +1,11 @@
-"""Interleaved runs of both updates on the same data: memory, time and agreement."""
+"""Interleaved runs of one update in three ways on the same data: memory, time and agreement."""
 
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from regrow.demo.updates import Update, packed_update, relative_l2, replicated_update
 from regrow.live_bytes import peak_bytes
@@ -13,61 +16,56 @@ TIME_LIMIT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both updates of the last round, the largest gradient difference of all rounds, seconds of each round by name.
+    """By name, "replicated", "packed" (one pass) and "replayed": updates of the last round, seconds of each round.
 
-    peak_bytes: live bytes beyond the model's weights, gradients included, by name.
+    relative_l2: the gradient's difference to the replicated one, the largest of all rounds; peak_bytes: live bytes
+    beyond the model's weights, gradients included.
     """
 
-    replicated: Update
-    packed: Update
-    relative_l2: float
+    updates: dict[str, Update]
+    relative_l2: dict[str, float]
     seconds: dict[str, list[float]]
     peak_bytes: dict[str, int]
 
-    @property
-    def speedup(self):
-        """The median of the ratios round by round, so that a machine whose speed drifts is fair to both."""
+    def speedup(self, name):
+        """The median of the ratios round by round, so that a machine whose speed drifts is fair to all."""
         return statistics.median(
-            replicated / packed
-            for replicated, packed in zip(self.seconds["replicated"], self.seconds["packed"], strict=True)
+            replicated / other for replicated, other in zip(self.seconds["replicated"], self.seconds[name], strict=True)
         )
 
 
-def compare(model, batch, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECONDS, on_step=lambda label, count: None):
-    """Runs replicated and packed in turn, `rounds` times after one that counts bytes and warms up.
+def compare(
+    model, batch, chunk_tokens, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECONDS,
+    on_step=lambda label, count: None,
+):  # fmt: skip
+    """Runs all three in turn, `rounds` times after one that counts bytes and warms up.
 
-    Beyond the first, no timed round starts that would likely end after `time_limit_seconds`. `on_step(label, count)` is
-    called after `count` more sequences of the replicated update, and after each packed update. Leaves the model with
-    "regrow" attention.
+    chunk_tokens: of the replayed update. Beyond the first, no timed round starts that would likely end after
+    `time_limit_seconds`. `on_step(label, count)` is called after `count` more sequences of the replicated update, and
+    after each other update. Leaves the model with "regrow" attention.
     """
-    seconds, peaks, differences = {"replicated": [], "packed": []}, {}, []
+    runs = {
+        "replicated": lambda: replicated_update(model, batch, partial(on_step, "replicated")),
+        "packed": lambda: packed_update(model, batch),
+        "replayed": lambda: packed_update(model, batch, chunk_tokens),
+    }
+    seconds, peaks, differences = {name: [] for name in runs}, {}, {"packed": [], "replayed": []}
     started = time.perf_counter()
     for done in range(rounds + 1):
         elapsed = time.perf_counter() - started
         if done >= 2 and elapsed * (done + 1) / done > time_limit_seconds:
             break
         updates = {}
-        for name, attention in (("replicated", "sdpa"), ("packed", "regrow")):
-            model.set_attn_implementation(attention)
-            run = UPDATES[name]
+        for name, run in runs.items():
+            model.set_attn_implementation("sdpa" if name == "replicated" else "regrow")
             began = time.perf_counter()
             if done == 0:
-                updates[name], peaks[name] = peak_bytes(lambda: run(model, batch, on_step), model.device)  # noqa: B023  at once
+                updates[name], peaks[name] = peak_bytes(run, model.device)
             else:
-                updates[name] = run(model, batch, on_step)
+                updates[name] = run()
                 seconds[name].append(time.perf_counter() - began)
-        differences.append(relative_l2(updates["packed"].gradients, updates["replicated"].gradients))
-    return Comparison(updates["replicated"], updates["packed"], max(differences), seconds, peaks)
-
-
-def _replicated(model, batch, on_step):
-    return replicated_update(model, batch, lambda count: on_step("replicated", count))
-
-
-def _packed(model, batch, on_step):
-    update = packed_update(model, batch)
-    on_step("packed", 1)
-    return update
-
-
-UPDATES = {"replicated": _replicated, "packed": _packed}
+            if name != "replicated":
+                differences[name].append(relative_l2(updates[name].gradients, updates["replicated"].gradients))
+                on_step(name, 1)
+    largest = {name: torch.tensor(found).max().item() for name, found in differences.items()}  # nan, if there is one
+    return Comparison(updates, largest, seconds, peaks)

@@ -1,21 +1,28 @@
-"""GRPO in bf16: rollouts, the verifier's rewards, one packed update a step on fp32 master weights."""
+"""GRPO: rollouts, the verifier's rewards, one replayed update a step on fp32 master weights."""
 
 import time
 from dataclasses import dataclass
 
 import torch
 
-from regrow.demo.objective import make_batch
+from regrow.demo.batch import make_batch
 from regrow.demo.rollout import mean_reward, sample_groups
 from regrow.demo.updates import packed_update
+from regrow.replay import ReplayStats
 
 LEARNING_RATE = 1e-5
+
+
+def policy_dtype():
+    """bf16, or fp32 on processors for which oneDNN has no bf16 product (those without AVX-512): torch's own is 40 times
+    slower than fp32."""
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
 class Master:
     """fp32 copies of a model's parameters, which AdamW updates; the model gets them back rounded.
 
-    model: in bf16; `parameters`: name -> fp32 tensor, of an fp32 model's weights where these are at hand.
+    model: of any dtype; `parameters`: name -> fp32 tensor, of an fp32 model's weights where these are at hand.
     """
 
     def __init__(self, model, parameters=None, learning_rate=LEARNING_RATE):
@@ -41,7 +48,7 @@ class Master:
 
 @dataclass(frozen=True)
 class Step:
-    """One step's numbers; seconds of its two parts."""
+    """One step's numbers; seconds of its two parts. replay: the engine's stats, None if no group's rewards differ."""
 
     reward: float
     loss: float
@@ -51,16 +58,17 @@ class Step:
     tokens_packed: int
     rollout_seconds: float
     update_seconds: float
+    replay: ReplayStats | None = None
 
 
-def learn_step(model, master, groups, rollout_seconds):
+def learn_step(model, master, groups, rollout_seconds, chunk_tokens=None):
     """Updates the policy from groups that it has just sampled, those whose rewards differ."""
     started = time.perf_counter()
     differing = [group for group in groups if group.differs]
     if not differing:
         return Step(mean_reward(groups), 0.0, 0.0, 0, 0, 0, rollout_seconds, time.perf_counter() - started)
     batch = make_batch(differing)
-    update = packed_update(model, batch)
+    update = packed_update(model, batch, chunk_tokens)
     norm = master.step(update.gradients)
     return Step(
         reward=mean_reward(groups),
@@ -71,16 +79,17 @@ def learn_step(model, master, groups, rollout_seconds):
         tokens_packed=update.num_tokens,
         rollout_seconds=rollout_seconds,
         update_seconds=time.perf_counter() - started,
+        replay=update.stats,
     )
 
 
-def learn(model, master, draws, num_steps, on_step=lambda step: None):
+def learn(model, master, draws, num_steps, *, chunk_tokens=None, on_step=lambda step: None):
     """Takes `num_steps` steps and returns them; `next(draws)` samples a step's groups from the model."""
     steps = []
     for _ in range(num_steps):
         started = time.perf_counter()
         groups = next(draws)
-        step = learn_step(model, master, groups, time.perf_counter() - started)
+        step = learn_step(model, master, groups, time.perf_counter() - started, chunk_tokens)
         steps.append(step)
         on_step(step)
     return steps

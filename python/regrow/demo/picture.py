@@ -6,11 +6,14 @@ import torch
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-import regrow
-from regrow.demo.updates import response_rows
 from regrow.plot_tree import node_rectangles
 
 PACKED, REPLICATED, HELDOUT = "#1b7f5c", "#9aa5b1", "#d98c00"
+WAYS = {"replicated": REPLICATED, "packed": PACKED, "replayed": "#5bb08c"}
+LEDGER = {
+    "weights": ("weights", "#c9d1d9"), "gradients": ("their gradients", "#8d99a6"), "path_kv": ("path K/V", "#d98c00"),
+    "path_kv_gradients": ("its gradients", "#f2b134"), "rest": ("activations + logits or workspace", PACKED),
+}  # fmt: skip
 KINDS = {"examples": PACKED, "question": "#f2b134", "response": "#8fd0b3"}
 SMOOTHING = 5
 SHOWN_SHARE = 0.5  # of what all sequences share, in lengths of the rest
@@ -19,11 +22,13 @@ SHOWN_SHARE = 0.5  # of what all sequences share, in lengths of the rest
 def draw(report, batch, path):
     """Writes the picture of a report (demo/report.json) and of the batch that was compared as PNG to `path`."""
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(12, 7.5), dpi=110, layout="constrained")
-        panels = figure.subplot_mosaic([["rewards", "rewards", "seconds"], ["tree", "tree", "bytes"]])
+        figure = Figure(figsize=(14, 8), dpi=110, layout="constrained")
+        panels = figure.subplot_mosaic(
+            [["rewards", "rewards", "seconds", "bytes"], ["tree", "tree", "ledger", "ledger"]]
+        )  # fmt: skip
         settings = report["settings"]
         figure.suptitle(
-            f"{settings['model']} learns {settings['task']} by packed GRPO, {settings['threads']} CPU thread(s)",
+            f"{settings['model']} learns {settings['task']}: GRPO on prefix trees, {settings['threads']} CPU thread(s)",
             fontweight="bold",
         )
         draw_rewards(panels["rewards"], report)
@@ -37,8 +42,9 @@ def draw(report, batch, path):
         draw_bars(
             panels["bytes"], peaks, "GB",
             f"live bytes at its peak: {peaks['replicated'] / peaks['packed']:.1f} x fewer\n"
-            "(beyond the weights; gradients included)",
+            "(beyond weights, with gradients)",
         )  # fmt: skip
+        draw_ledger(panels["ledger"], report)
         figure.savefig(path, format="png")
 
 
@@ -63,9 +69,9 @@ def draw_rewards(axes, report):
 
 def draw_tree(axes, batch):
     """Every node as a box from its first position to its last; its prompt tokens and its response tokens apart."""
-    tree = regrow.PrefixTree.from_sequences(batch.sequences)
+    tree = batch.tree()
     response = torch.zeros(tree.num_tokens, dtype=torch.bool)
-    response[tree.gather_index[response_rows(batch)]] = True
+    response[tree.gather_index[torch.cat(batch.response_masks)]] = True
     responses_before = np.concatenate([[0], response.numpy().cumsum()])
     in_response = np.diff(responses_before[tree.node_start.numpy()])
     leaf, below, depth, length = node_rectangles(tree)
@@ -100,11 +106,33 @@ def draw_tree(axes, batch):
 
 
 def draw_bars(axes, values, unit, title):
-    for y, (name, color) in enumerate((("replicated", REPLICATED), ("packed", PACKED))):
+    for y, (name, color) in enumerate(WAYS.items()):
         axes.barh(y, values[name], color=color, height=0.6)
         axes.annotate(f"{values[name]:.3g} {unit}", (values[name], y), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks([0, 1], ["replicated", "packed"])
-    axes.set_ylim(1.6, -0.6)
-    axes.set_xlim(0, 1.25 * max(values["replicated"], values["packed"]))
+    axes.set_yticks(range(len(WAYS)), list(WAYS))
+    axes.set_ylim(len(WAYS) - 0.4, -0.6)
+    axes.set_xlim(0, 1.35 * max(values[name] for name in WAYS))
     axes.set_xlabel(unit)
     axes.set_title(title, fontsize=10)
+
+
+def draw_ledger(axes, report):
+    """Two stacks of bytes for each way, predicted above measured."""
+    settings, rows = report["settings"], []
+    for way, found in report["ledger"].items():
+        for column in ("predicted", "measured"):
+            begin = 0.0
+            for line, (_, color) in LEDGER.items():
+                gigabytes = found[line][column] / 1e9
+                axes.barh(len(rows), gigabytes, left=begin, color=color, height=0.7)
+                begin += gigabytes
+            axes.annotate(f"{begin:.3f} GB", (begin, len(rows)), (4, 0), textcoords="offset points", va="center")
+            rows.append(f"{way},\n{column}")
+    widest = max(found["weights"]["measured"] + found["total"]["measured"] for found in report["ledger"].values()) / 1e9
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.2 * widest), xlabel="GB")
+    sequences, chunk = settings["ledger_sequences"], settings["chunk_tokens"]
+    axes.set_title(f"memory of {sequences} sequences in one pass, and {chunk} tokens at a time", fontsize=10)
+    for name, color in LEDGER.values():
+        axes.plot([], [], "s", color=color, ms=9, label=name)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=3, frameon=False)

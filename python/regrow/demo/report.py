@@ -2,21 +2,31 @@
 
 import json
 import statistics
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-
-from rich.table import Table
 
 GRADIENT_LIMIT = 1e-5
 PACKAGES = ("regrow", "torch", "transformers", "reasoning-gym")
 
 
 def comparison_report(comparison, groups, questions_seen):
-    """The part of the report on one update computed twice."""
-    replicated, packed = comparison.replicated, comparison.packed
+    """The part of the report on one update computed in three ways."""
+    updates = comparison.updates
+    replicated, packed, replayed = (updates[name] for name in ("replicated", "packed", "replayed"))
     token_ratio = replicated.num_tokens / packed.num_tokens
+    others = {"packed": packed, "replayed": replayed}
     return {
-        "gradient": {"relative_l2": comparison.relative_l2, "limit": GRADIENT_LIMIT, "norm": gradient_norm(replicated)},
-        "logprobs": {"max_difference": (packed.logp - replicated.logp).abs().max().item()},
+        "gradient": {
+            "relative_l2": max(comparison.relative_l2.values(), key=lambda value: (value != value, value)),  # nan first
+            **comparison.relative_l2,
+            "limit": GRADIENT_LIMIT,
+            "norm": gradient_norm(replicated),
+        },
+        "logprobs": {
+            "max_difference": {
+                name: (other.logp - replicated.logp).abs().max().item() for name, other in others.items()
+            },
+        },
         "tokens": {"dense": replicated.num_tokens, "packed": packed.num_tokens},
         "token_ratio": token_ratio,
         "seconds": {
@@ -24,15 +34,28 @@ def comparison_report(comparison, groups, questions_seen):
             "runs": comparison.seconds,
         },
         "peak_bytes": comparison.peak_bytes,
-        "speedup": comparison.speedup,
-        "speedup_over_token_ratio": comparison.speedup / token_ratio,
-        "loss": {"replicated": replicated.loss, "packed": packed.loss},
+        "speedup": comparison.speedup("packed"),
+        "speedup_replayed": comparison.speedup("replayed"),
+        "speedup_over_token_ratio": comparison.speedup("packed") / token_ratio,
+        "loss": {name: update.loss for name, update in updates.items()},
+        "replay": {name: asdict(other.stats) for name, other in others.items()},
         "compared": {
             "rewards": [group.rewards for group in groups],
             "questions": [{"question": group.question, "answer": group.answer} for group in groups],
             "responses": [group.texts for group in groups],
             "questions_seen": questions_seen,
         },
+    }
+
+
+def ledger_report(ledgers):
+    """The part of the report on memory; ledgers: {way: {line: `ledger.Entry`}}."""
+    return {
+        way: {
+            line: {**asdict(entry), "ratio": entry.predicted / entry.measured if entry.measured else None}
+            for line, entry in found.items()
+        }
+        for way, found in ledgers.items()
     }
 
 
@@ -51,6 +74,10 @@ def learning_report(steps, before, after):
             "tokens": {
                 "dense": [step.tokens_dense for step in steps],
                 "packed": [step.tokens_packed for step in steps],
+            },
+            "replay": {
+                name: [getattr(step.replay, name, 0) for step in steps]
+                for name in ("segments", "inner_segments", "forward_tokens", "differentiated_tokens")
             },
             "seconds": {
                 "rollout": [step.rollout_seconds for step in steps],
@@ -80,29 +107,3 @@ def write_report(report, path):
     """Writes the report to `path`, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def table(report):
-    """The report's numbers as a rich table."""
-    result = Table(title="one GRPO update, the same data, fp32", title_justify="left")
-    for heading in ("", "replicated", "packed", "replicated / packed"):
-        result.add_column(heading, justify="right" if heading else "left")
-    tokens, seconds, memory, loss = (report[key] for key in ("tokens", "seconds", "peak_bytes", "loss"))
-    megabytes = {name: count / 1e6 for name, count in memory.items()}
-    result.add_row("tokens", f"{tokens['dense']:,}", f"{tokens['packed']:,}", f"{report['token_ratio']:.2f} x")
-    result.add_row("seconds", f"{seconds['replicated']:.2f}", f"{seconds['packed']:.2f}", f"{report['speedup']:.2f} x")
-    result.add_row(
-        "live MB at the peak, beyond weights",
-        f"{megabytes['replicated']:,.0f}",
-        f"{megabytes['packed']:,.0f}",
-        f"{megabytes['replicated'] / megabytes['packed']:.2f} x",
-    )
-    result.add_row("loss", f"{loss['replicated']:.7f}", f"{loss['packed']:.7f}", "")
-    gradient = report["gradient"]
-    result.add_row("gradient, relative L2", "", f"{gradient['relative_l2']:.2e}", f"limit {gradient['limit']:.0e}")
-    result.add_section()
-    first, last = report["reward_first_five"], report["reward_last_five"]
-    heldout = report["heldout"]
-    result.add_row(f"mean reward, {len(report['rewards'])} packed updates in bf16", f"{first:.3f}", f"{last:.3f}", "")
-    result.add_row("held-out questions, greedy", f"{heldout['before']:.3f}", f"{heldout['after']:.3f}", "")
-    return result

@@ -1,4 +1,4 @@
-"""The demo from beginning to end: load, sample, compare, learn, report."""
+"""The demo from beginning to end: load, sample, compare, account for memory, learn, report."""
 
 import copy
 import io
@@ -14,17 +14,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from regrow.demo.batch import make_batch
 from regrow.demo.compare import ROUNDS, compare
-from regrow.demo.learn import LEARNING_RATE, Master, heldout_reward, learn
-from regrow.demo.objective import make_batch
+from regrow.demo.learn import LEARNING_RATE, Master, heldout_reward, learn, policy_dtype
+from regrow.demo.ledger import measure_ledger
 from regrow.demo.picture import draw
-from regrow.demo.report import GRADIENT_LIMIT, comparison_report, learning_report, table, versions, write_report
+from regrow.demo.report import (
+    GRADIENT_LIMIT,
+    comparison_report,
+    learning_report,
+    ledger_report,
+    versions,
+    write_report,
+)
 from regrow.demo.rollout import choose_groups, sample_groups
+from regrow.demo.tables import tables
 from regrow.demo.task import Task
 from regrow.models import NAME, smollm2
 
 NUM_COMPARED = 2
 MAX_NEW_TOKENS = 32
+CHUNK_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
             advance()
         torch.manual_seed(seed)
         questions = Task(task, tokenizer, seed=seed, num_heldout=scale.heldout)
-        policy = copy.deepcopy(reference).bfloat16()
+        policy = copy.deepcopy(reference).to(policy_dtype())
         policy.set_attn_implementation(NAME)
 
         def sample():
@@ -72,13 +82,22 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
 
         compared, questions_seen = choose_groups(chain([first], iter(sample, None)), NUM_COMPARED)
         batch = make_batch(compared)
-        num_runs = (scale.rounds + 1) * (len(batch.sequences) + 1)
-        with phase(progress, phases, "compare", "one update, replicated and packed", num_runs) as advance:
+        num_runs = (scale.rounds + 1) * (len(batch.sequences) + 2)
+        with phase(progress, phases, "compare", "one update, replicated, packed and replayed", num_runs) as advance:
             comparison = compare(
-                reference, batch, rounds=scale.rounds, on_step=lambda label, count: advance(label=label, count=count)
-            )
+                reference, batch, CHUNK_TOKENS, rounds=scale.rounds,
+                on_step=lambda label, count: advance(label=label, count=count),
+            )  # fmt: skip
         report = comparison_report(comparison, compared, questions_seen)
         del comparison
+
+        whole = make_batch([group for group in first if group.differs] or compared)
+        with phase(progress, phases, "ledger", "memory, predicted and measured", 2) as advance:
+            ledgers = {}
+            for way, chunk_tokens in (("packed", None), ("replayed", CHUNK_TOKENS)):
+                ledgers[way] = measure_ledger(reference, whole, chunk_tokens)
+                advance(label=way)
+        report["ledger"] = ledger_report(ledgers)
 
         with phase(progress, phases, "heldout", f"{scale.heldout} held-out questions", 2) as advance:
             before = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
@@ -86,8 +105,11 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
         master = Master(policy, dict(reference.named_parameters()))
         del reference
         draws = chain([first], iter(sample, None))  # the first sample is still the policy's own
-        with phase(progress, phases, "learn", f"{steps} packed updates", steps) as advance:
-            taken = learn(policy, master, draws, steps, lambda step: advance(label=f"reward {step.reward:.2f}"))
+        with phase(progress, phases, "learn", f"{steps} replayed updates", steps) as advance:
+            taken = learn(
+                policy, master, draws, steps, chunk_tokens=CHUNK_TOKENS,
+                on_step=lambda step: advance(label=f"reward {step.reward:.2f}"),
+            )  # fmt: skip
         with phase(progress, phases, "heldout_after", "held-out questions again", 1) as advance:
             after = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
             advance(label=f"{after:.2f}")
@@ -96,6 +118,8 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
     report["settings"] = {
         "seed": seed, "task": task, "questions": scale.questions, "group": group, "steps": steps,
         "heldout": scale.heldout, "max_new_tokens": MAX_NEW_TOKENS, "learning_rate": LEARNING_RATE,
+        "chunk_tokens": CHUNK_TOKENS, "dtype": str(policy.dtype).removeprefix("torch."),
+        "ledger_sequences": len(whole.sequences),
         "model": Path(model or smollm2.FILE_NAME.removesuffix(".Q4_1.gguf")).name, "threads": torch.get_num_threads(),
     }  # fmt: skip
     report["versions"] = versions()
@@ -105,7 +129,8 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
     write_report(report, out)
     picture = out.with_suffix(".png")
     draw(report, batch, picture)
-    console.print(table(report))
+    for shown in tables(report):
+        console.print(shown)
     console.print(f"report: {out}, picture: {picture}")
 
     difference = report["gradient"]["relative_l2"]

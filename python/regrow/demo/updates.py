@@ -1,14 +1,13 @@
-"""One update computed twice: every sequence whole, and the packed tree."""
+"""One update computed in two ways: every sequence whole, and the packed tree through the replay engine."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 
-import regrow
-from regrow.demo.objective import grpo_loss
-from regrow.models import packed
+from regrow import replay
 
+CLIP = 0.2  # of the replicated loss; that of `objectives.GRPO`
 MAX_ROWS = 4  # of one replicated forward: more is not faster on two cores, and takes more memory
 
 
@@ -17,13 +16,14 @@ class Update:
     """What one way of computing the update yields.
 
     loss: scalar; logp: fp [N], of the response tokens, sequence after sequence; gradients: one tensor per parameter;
-    num_tokens: how many went through the model.
+    num_tokens: of the sequences, or of the tree; stats: the replay engine's, None for the replicated update.
     """
 
     loss: float
     logp: torch.Tensor
     gradients: dict[str, torch.Tensor]
     num_tokens: int
+    stats: replay.ReplayStats | None = None
 
 
 def replicated_update(model, batch, on_sequences=lambda count: None):
@@ -37,12 +37,12 @@ def replicated_update(model, batch, on_sequences=lambda count: None):
     loss_sum, logps = 0.0, [None] * len(batch.sequences)
     for start, rows in same_shape(batch):
         tokens = torch.stack([batch.sequences[row] for row in rows]).to(model.device)
-        weights = torch.stack([batch.token_weights[row] for row in rows])[:, start:]
+        advantages = torch.tensor([batch.advantages[row] for row in rows], dtype=torch.float64, device=model.device)
         old = None if batch.old_logp is None else torch.stack([batch.old_logp[row] for row in rows])
         responses = tokens[:, start:]
         logits = model(tokens, use_cache=False, logits_to_keep=responses.size(1) + 1).logits[:, :-1]
         logp = torch.log_softmax(logits, -1, dtype=torch.float64).gather(-1, responses[..., None])[..., 0]
-        loss = grpo_loss(logp, weights, old)
+        loss = grpo_sum(logp, advantages[:, None], old) / batch.num_response_tokens
         loss.backward()
         loss_sum += loss.item()
         for row, values in zip(rows, logp.detach(), strict=True):
@@ -61,36 +61,26 @@ def same_shape(batch):
             yield start, indices[first : first + MAX_ROWS]
 
 
-def packed_update(model, batch):
-    """All sequences as one tree, one forward and one backward.
+def grpo_sum(logp, advantages, old_logp=None):
+    """GRPO's clipped surrogate (DeepSeekMath, eq. 3, without the KL term), negated and summed -> scalar.
+
+    Plain on purpose, and not `regrow.replay.objectives`: it is what those are compared with. logp, old_logp [rows, N],
+    advantages [rows, 1]. Without `old_logp` the samples are from the policy itself: the ratio is 1.
+    """
+    ratio = torch.exp(logp - (logp.detach() if old_logp is None else old_logp.to(logp)))
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
+
+
+def packed_update(model, batch, chunk_tokens=None):
+    """All sequences as one tree, `chunk_tokens` of it at a time, or in one pass.
 
     A token that several responses share is computed once; unpacked, it counts once for each, with that one's advantage.
     """
     model.zero_grad(set_to_none=True)
-    tree, responses = regrow.PrefixTree.from_sequences(batch.sequences), response_rows(batch)
-    weights = torch.cat(batch.token_weights)[responses]
-    logp = response_logprobs(model, tree.to(model.device), responses.to(model.device))
-    loss = grpo_loss(logp, weights, None if batch.old_logp is None else torch.cat(batch.old_logp))
-    loss.backward()
-    return Update(loss.item(), logp.detach(), take_gradients(model), tree.num_tokens)
-
-
-def response_logprobs(model, tree, responses):
-    """Log-probs of the sequences' tokens where `responses` (boolean, one each) holds; only their rows meet the head."""
-    scored = torch.zeros(tree.num_tokens, dtype=torch.bool, device=responses.device)
-    scored[tree.gather_index[responses]] = True
-    hidden = packed(model.model, tree).last_hidden_state[0]
-    return tree.unpack(regrow.tree_logprobs(hidden, model.lm_head.weight, tree, where=scored))[responses]
-
-
-def response_rows(batch):
-    """Boolean [sum of lengths]: which tokens of the concatenated sequences belong to a response."""
-    return torch.cat(
-        [
-            torch.arange(len(sequence)) >= start
-            for sequence, start in zip(batch.sequences, batch.prompt_lengths, strict=True)
-        ]
-    )
+    tree, objective = batch.tree(model.device), batch.objective(model.device)
+    result = replay.backward(model, tree, objective, chunk_tokens=chunk_tokens or tree.num_tokens)
+    logp = tree.unpack(result.logprobs)[torch.cat(batch.response_masks).to(model.device)]
+    return Update(result.loss.item(), logp, take_gradients(model), tree.num_tokens, result.stats)
 
 
 def take_gradients(model):
