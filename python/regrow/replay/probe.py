@@ -8,7 +8,7 @@ import torch
 
 import regrow
 from regrow.dtypes import accumulation_dtype
-from regrow.live_bytes import measure_bytes
+from regrow.live_bytes import measure_bytes, silent_stderr
 from regrow.logit_chunks import rows_per_chunk
 from regrow.replay.gradients import Gradients
 from regrow.replay.ledger import HeadCosts, LayerCosts, Line, ModelCosts
@@ -61,7 +61,8 @@ def probe(model, adapted, tree, *, exact=True):
     found_for = circumstances(model, tree, exact)
     kept = _costs.get(model)
     if kept is None or kept[0] != found_for:
-        kept = _costs[model] = found_for, measure(model, adapted, tree, exact)
+        with silent_stderr():  # torch's allocator remarks on what it frees without having counted it
+            kept = _costs[model] = found_for, measure(model, adapted, tree, exact)
     return kept[1]
 
 
