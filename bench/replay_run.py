@@ -1,6 +1,6 @@
 """Every bar of replay, printed and written as JSON and as a page.
 
-python bench/replay_run.py [update accuracy memory long omitted] [--out bench/results/replay.json] [--markdown PAGE]
+python bench/replay_run.py [SUITE ...] [--out bench/results/replay.json] [--markdown PAGE]
 """
 
 import argparse
@@ -14,6 +14,7 @@ from report import machine, print_rows, write_markdown, write_rows
 SUITES = {
     "update": replay_update.run,
     "accuracy": replay_update.accuracy,
+    "digits": replay_update.digits,
     "memory": replay_memory.run,
     "long": replay_memory.long,
     "omitted": replay_omitted.run,

@@ -4,7 +4,6 @@ import peft
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 import regrow.models
 import regrow.replay
@@ -144,11 +143,34 @@ def test_autocast_s_cache_is_cleared(monkeypatch):
         assert relative_l2(kept[name], expected[name]) > 0.1  # the trap is real
 
 
+class Int8Linear(torch.nn.Linear):
+    """A frozen base as quantisers leave it: whole numbers and a scale per output, made wide again in the forward."""
+
+    def __init__(self, linear):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.weight = torch.nn.Parameter((linear.weight / scale).round().to(torch.int8), requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight * self.scale, self.bias)
+
+
 def test_adapters_on_a_quantised_base():
-    model = make_model("llama").float()
-    quantize_(model.model, Int8WeightOnlyConfig())
+    model = make_model("llama").float().requires_grad_(False)
+    linears = [
+        (parent, name, child)
+        for parent in model.model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, torch.nn.Linear)
+    ]
+    for parent, name, child in linears:
+        setattr(parent, name, Int8Linear(child))
     config = peft.LoraConfig(target_modules=r".*self_attn\.(q|v)_proj", init_lora_weights=False)
     model = regrow.models.attach(peft.get_peft_model(model, config))
+    assert sum(parameter.dtype == torch.int8 for parameter in model.parameters()) == len(linears) == 14
     expected = monolithic(model, Additive(TREE))
     assert expected and all("lora" in name for name in expected)
     for chunk_tokens in (1, 5):
