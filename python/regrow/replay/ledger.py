@@ -64,7 +64,7 @@ class ModelCosts:
     saved: Line
     body: Line
     forward: Line
-    layers: tuple  # of LayerCosts
+    layers: tuple  # of LayerCosts, in the order in which they run
     head: HeadCosts
     weights: int
     result: int
@@ -72,8 +72,11 @@ class ModelCosts:
     def run(self, segment, rows):
         """(saved activations, logits, the most that a layer's backward needs besides) of a segment under autograd."""
         saved = self.saved.at(segment.size)
-        deep = max((layer.backward_key * layer.keys(segment.depth) for layer in self.layers), default=0)
-        workspace = self.body.at(segment.size) - saved + round(deep) + self.head.left(rows)
+        # When a layer's keys are read, the activations of those above it have gone.
+        gone = [saved * above / len(self.layers) for above in reversed(range(len(self.layers)))]
+        keys = [layer.backward_key * layer.keys(segment.depth) for layer in self.layers]
+        deep = max((more - less for more, less in zip(keys, gone, strict=True)), default=0)
+        workspace = self.body.at(segment.size) - saved + max(0, round(deep)) + self.head.left(rows)
         return dict(activations=saved, logits=self.head.peak(rows), workspace=workspace)
 
     def run_values(self, segment, rows):

@@ -17,7 +17,7 @@ from regrow.replay.run import Run
 from regrow.replay.schedule import Segment
 from regrow.tree import PrefixTree
 
-SHORT, LONG = 64, 256  # tokens of the two pieces through which the lines go
+SHORT, LONG = 128, 512  # tokens of the two pieces through which the lines go
 PATH = 2048  # keys of the path against which one layer's attention is measured
 
 
