@@ -5,10 +5,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import regrow
+from policy import Policy, random_tree
 from regrow import replay
 from regrow.live_bytes import measure_bytes
 from regrow.models import attach
 from regrow.replay.job import Job
+from replay_objectives import Additive
 
 PROMPT, GROUP, RESPONSE = 700, 4, 60
 
@@ -130,6 +132,16 @@ def test_budget_below_the_least_names_it(tree):
     with pytest.raises(ValueError, match=r"budget_bytes is 1,000, and the least that works is predicted as [\d,]+"):
         replay.backward(model, tree, SumOfResponses(), budget_bytes=1000)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_segment_may_fit_where_several_do_not():
+    """Parameters outweigh all else, and of one segment 16-bit gradients take half the bytes."""
+    policy, tree = Policy().bfloat16(), random_tree([-1, 0, 0], [6, 4, 5])
+    whole = replay.predict(policy, tree, Additive(tree), chunk_tokens=15).total
+    assert whole < min(replay.predict(policy, tree, Additive(tree), chunk_tokens=n).total for n in range(1, 15))
+    assert replay.backward(policy, tree, Additive(tree), budget_bytes=whole).stats.segments == 1
+    with pytest.raises(ValueError, match=f"the least that works is predicted as {whole:,}"):
+        replay.backward(policy, tree, Additive(tree), budget_bytes=whole - 1)
 
 
 def test_a_running_profiler_is_refused(tree):
