@@ -249,10 +249,18 @@ def test_an_objective_may_change_what_it_is_given(tree):
             logp.data.zero_()
             return loss
 
+    class RudeToAll(Coupled):
+        def __call__(self, logp, tree, entropy):
+            loss = super().__call__(logp, tree, entropy)
+            logp.data.fill_(7.0)
+            entropy.data.fill_(7.0)
+            return loss
+
     policy = Policy()
-    kept = replay(policy, tree).logprobs
-    result = regrow.replay.backward(policy, tree, Rude(tree), chunk_tokens=4)
-    assert torch.equal(result.logprobs, kept)
+    kept = replay(policy, tree)
+    for objective in (Rude(tree), RudeToAll(tree)):
+        result = regrow.replay.backward(policy, tree, objective, chunk_tokens=4)
+        assert torch.equal(result.logprobs, kept.logprobs) and torch.equal(result.entropy, kept.entropy)
 
 
 def test_a_transformers_model_that_is_no_longer_deterministic():
