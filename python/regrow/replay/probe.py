@@ -84,7 +84,7 @@ def measure(model, adapted, tree, exact):
         for size in (sizes[0], *sizes):  # the first brings gradients of the parameters into being
             saved[size], body[size], calls = measure_run(adapted, chain(tokens[:size]), exact)
         # The gradient of a head tied to the embedding waits for the embedding's.
-        held = weight.nbytes if weight.grad is not None else 0
+        held = weight.nbytes if weight.is_leaf and weight.grad is not None else 0
         rows = [min(size, rows_per_chunk(weight)) for size in (SHORT, LONG)]
         head = {count: measure_head(adapted.replay_head(), count) for count in (rows[0], *rows)}
         gradients.discard()
