@@ -80,6 +80,10 @@ class Path:
     repeats: Repeats = field(default_factory=Repeats)
 
     def slots(self, layer, key, value):
+        """The layer's `Slots`, made by its first call; key [S,Hkv,D], value [S,Hkv,Dv].
+
+        Raises RuntimeError for another dtype or shape than that call's.
+        """
         if layer not in self.layers:
             self.layers[layer] = Slots.like(key, value, self.capacity)
         found = self.layers[layer]

@@ -70,7 +70,7 @@ def backward(
 
     Returns a ReplayResult. Raises ValueError, before any work, for what would end in a wrong number;
     FloatingPointError, before its segment is back-propagated, for a log-prob or derivative that is nan; RuntimeError
-    for a model whose second run of a segment differs from its first.
+    for a model that breaks the protocol: its second run of a segment differs from its first, layers are left out.
 
         result = regrow.replay.backward(model, tree, objectives.GRPO(response_mask, advantages))
         optimizer.step()
