@@ -9,7 +9,9 @@ from policy import Policy, random_tree
 from regrow import replay
 from regrow.live_bytes import measure_bytes
 from regrow.models import attach
+from regrow.replay import probe
 from regrow.replay.job import Job
+from regrow.replay.probe import measure
 from replay_objectives import Additive
 
 PROMPT, GROUP, RESPONSE = 700, 4, 60
@@ -125,6 +127,28 @@ def test_budget_of_values_alone(tree):
         values.append(replay.logprobs(model, tree, budget_bytes=budget_bytes))
     assert peaks[0] <= 1.05 * 2_500_000 < peaks[1]
     torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [64, 2000])
+def test_prediction_of_values_alone(tree, chunk_tokens):
+    """Its head's weight has no gradient, and hooks on gradients are none of its business."""
+    model = make_model()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: pytest.fail("back-propagated"))
+    predicted = replay.predict(model, tree, chunk_tokens=chunk_tokens).total
+    measured = measure_bytes(lambda: replay.logprobs(model, tree, chunk_tokens=chunk_tokens))
+    assert predicted == pytest.approx(measured.peak, rel=0.05)
+
+
+def test_a_model_is_measured_once_for_each_mode(monkeypatch):
+    policy, tree = Policy(), random_tree([-1, 0, 0], [6, 4, 5])
+    measured = []
+    monkeypatch.setattr(probe, "measure", lambda *mode: measured.append(mode[-2:]) or measure(*mode))
+    for _ in range(2):
+        replay.logprobs(policy, tree, budget_bytes=1 << 40)
+        for prefix_grad in ("exact", "detached"):
+            replay.backward(policy, tree, Additive(tree), budget_bytes=1 << 40, prefix_grad=prefix_grad)
+    assert measured == [(False, False), (True, True), (True, False)]
 
 
 def test_budget_below_the_least_names_it(tree):

@@ -62,7 +62,7 @@ class Job:
         segments = self.segments(chunk_tokens)
         if not segments:
             return Ledger(**dict.fromkeys((field.name for field in fields(Ledger)), 0))
-        costs = probe(self.model, self.adapted, self.tree, exact=self.exact)
+        costs = probe(self.model, self.adapted, self.tree, gradients=self.gradients, exact=self.exact)
         gradients = None
         if self.gradients:
             gradients = gradient_bytes(self.model, several=len(segments) > 1, atomic=self.atomic)

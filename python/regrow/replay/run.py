@@ -29,7 +29,7 @@ class LocalAxis:
 
     @classmethod
     def of(cls, tree, segment):
-        """The axis of a segment of `tree`. A path token's slot is its position id, behind them are the segment's own."""
+        """The axis of a segment of `tree`. A path token's slot is its position id; behind them are its own."""
         rows, size = slice(segment.begin, segment.end), segment.depth + segment.size
         ends = torch.full((size,), size, dtype=torch.int32, device="cpu")  # whatever the default device is
         shift = segment.depth - segment.begin
