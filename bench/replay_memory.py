@@ -66,9 +66,9 @@ def ledger_rows(workload, model, case, chunk_tokens, prefix_grad="exact", bar=No
 
 
 def measure(model, case, **options):
-    """(peak bytes, stats, seconds) of one update."""
+    """(peak bytes, stats, seconds) of one update; the seconds include the counting of bytes."""
     tree, objective = case.tree, case.objective
-    objective.where(tree)
+    objective.where(tree)  # an objective keeps what it finds out about a tree: those bytes are not the update's
     began = time.perf_counter()
     measured = measure_bytes(lambda: replay.backward(model, tree, objective, **options))
     model.zero_grad(set_to_none=True)

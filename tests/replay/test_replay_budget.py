@@ -5,10 +5,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import regrow
+from policy import Policy, random_tree
 from regrow import replay
 from regrow.live_bytes import measure_bytes
 from regrow.models import attach
+from regrow.replay import probe
 from regrow.replay.job import Job
+from regrow.replay.probe import measure
+from replay_objectives import Additive
 
 PROMPT, GROUP, RESPONSE = 700, 4, 60
 
@@ -125,11 +129,43 @@ def test_budget_of_values_alone(tree):
     torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk_tokens", [64, 2000])
+def test_prediction_of_values_alone(tree, chunk_tokens):
+    """Its head's weight has no gradient, and hooks on gradients are none of its business."""
+    model = make_model()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: pytest.fail("back-propagated"))
+    predicted = replay.predict(model, tree, chunk_tokens=chunk_tokens).total
+    measured = measure_bytes(lambda: replay.logprobs(model, tree, chunk_tokens=chunk_tokens))
+    assert predicted == pytest.approx(measured.peak, rel=0.05)
+
+
+def test_a_model_is_measured_once_for_each_mode(monkeypatch):
+    policy, tree = Policy(), random_tree([-1, 0, 0], [6, 4, 5])
+    measured = []
+    monkeypatch.setattr(probe, "measure", lambda *mode: measured.append(mode[-2:]) or measure(*mode))
+    for _ in range(2):
+        replay.logprobs(policy, tree, budget_bytes=1 << 40)
+        for prefix_grad in ("exact", "detached"):
+            replay.backward(policy, tree, Additive(tree), budget_bytes=1 << 40, prefix_grad=prefix_grad)
+    assert measured == [(False, False), (True, True), (True, False)]
+
+
 def test_budget_below_the_least_names_it(tree):
     model = make_model()
     with pytest.raises(ValueError, match=r"budget_bytes is 1,000, and the least that works is predicted as [\d,]+"):
         replay.backward(model, tree, SumOfResponses(), budget_bytes=1000)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_segment_may_fit_where_several_do_not():
+    """Parameters outweigh all else, and of one segment 16-bit gradients take half the bytes."""
+    policy, tree = Policy().bfloat16(), random_tree([-1, 0, 0], [6, 4, 5])
+    whole = replay.predict(policy, tree, Additive(tree), chunk_tokens=15).total
+    assert whole < min(replay.predict(policy, tree, Additive(tree), chunk_tokens=n).total for n in range(1, 15))
+    assert replay.backward(policy, tree, Additive(tree), budget_bytes=whole).stats.segments == 1
+    with pytest.raises(ValueError, match=f"the least that works is predicted as {whole:,}"):
+        replay.backward(policy, tree, Additive(tree), budget_bytes=whole - 1)
 
 
 def test_a_running_profiler_is_refused(tree):

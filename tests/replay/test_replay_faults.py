@@ -71,6 +71,8 @@ def test_noise_in_checkpoints(tree):
     """Noticed for a segment that runs once, too, whose keys are then computed twice."""
     with broken("tokens 0 to 15 were run twice"):
         replay(NoisyCheckpoints(), tree, chunk_tokens=64)
+    with broken("tokens 0 to 3 were run twice.*use prefix_grad='detached' without checkpoints"):
+        replay(NoisyCheckpoints(), tree, prefix_grad="detached")
 
 
 class Shifting(Policy):
@@ -101,6 +103,22 @@ def test_two_layers_with_one_key(tree):
             replay(OneKey(), tree, chunk_tokens)
         with broken("attended twice"):
             regrow.replay.logprobs(OneKey(), tree, chunk_tokens=chunk_tokens)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_rows_of_other_tokens(tree, name):
+    """One row would be broadcast to all keys, or taken for the first query."""
+
+    class OneRow(Policy):
+        def hidden(self, tokens, position_ids, attend):
+            def short(layer, q, k, v, **options):
+                rows = {"q": q, "k": k, "v": v}
+                return attend(layer, **rows | {name: rows[name][-1:]}, **options).expand(len(q), -1, -1)
+
+            return super().hidden(tokens, position_ids, short)
+
+    with broken(rf"{name} has shape \[1, ., 8\], the segment has 15 tokens: give all of them", ValueError):
+        replay(OneRow(), tree, chunk_tokens=64)
 
 
 class Growing(Policy):
@@ -213,6 +231,15 @@ def test_the_caller_s_mode_is_kept(tree):
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
+def test_another_default_device(tree):
+    """What the host reads is made on the host: a script may have called torch.set_default_device("cuda")."""
+    policy, objective = Policy(), Additive(tree)
+    with torch.device("meta"):
+        regrow.replay.predict(policy, tree, objective, chunk_tokens=4)
+        regrow.replay.backward(policy, tree, objective, chunk_tokens=4)
+        regrow.replay.omitted_gradient(policy, tree, objective, chunk_tokens=4)
+
+
 def test_an_objective_may_change_what_it_is_given(tree):
     """Log-probs and entropies are its own copies: the result's and the gradient's stay as they were."""
 
@@ -222,10 +249,18 @@ def test_an_objective_may_change_what_it_is_given(tree):
             logp.data.zero_()
             return loss
 
+    class RudeToAll(Coupled):
+        def __call__(self, logp, tree, entropy):
+            loss = super().__call__(logp, tree, entropy)
+            logp.data.fill_(7.0)
+            entropy.data.fill_(7.0)
+            return loss
+
     policy = Policy()
-    kept = replay(policy, tree).logprobs
-    result = regrow.replay.backward(policy, tree, Rude(tree), chunk_tokens=4)
-    assert torch.equal(result.logprobs, kept)
+    kept = replay(policy, tree)
+    for objective in (Rude(tree), RudeToAll(tree)):
+        result = regrow.replay.backward(policy, tree, objective, chunk_tokens=4)
+        assert torch.equal(result.logprobs, kept.logprobs) and torch.equal(result.entropy, kept.entropy)
 
 
 def test_a_transformers_model_that_is_no_longer_deterministic():

@@ -116,6 +116,23 @@ def test_a_tree_in_which_nothing_is_scored():
         assert all(parameter.grad is None for parameter in policy.parameters())
 
 
+def test_a_head_that_is_computed(recwarn):
+    """Its weight is no leaf: it has no `.grad`, and is made anew for every segment."""
+
+    class Doubled(Policy):
+        def replay_head(self):
+            return regrow.replay.Head(2 * self.head.weight)
+
+    plain, doubled = Policy(head=(2.0, None)), Doubled()
+    tree = random_tree([-1, 0, 0], [6, 4, 5])
+    for policy in (plain, doubled):
+        regrow.replay.predict(policy, tree, Additive(tree), chunk_tokens=4)
+        regrow.replay.backward(policy, tree, Additive(tree), chunk_tokens=4)
+    torch.testing.assert_close(doubled.head.weight.grad, plain.head.weight.grad)
+    torch.testing.assert_close(doubled.embedding.weight.grad, plain.embedding.weight.grad)
+    assert not recwarn.list
+
+
 def test_an_empty_tree():
     policy, tree = Policy(), random_tree([], [])
     result = regrow.replay.backward(policy, tree, lambda logp, tree, entropy: logp.sum())

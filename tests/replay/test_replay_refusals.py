@@ -183,6 +183,15 @@ def test_distributed_data_parallel(llama, process_group):
     assert all(torch.equal(a, p.grad) for a, p in zip(reduced, llama.parameters(), strict=True))
 
 
+def test_no_rank_waits_for_another(llama, process_group, monkeypatch):
+    """A rank whose part has nothing to run makes no collective call; so the others may make none."""
+    parallel, tree = DistributedDataParallel(llama), make_tree()
+    monkeypatch.setattr(parallel, "_sync_buffers", lambda: pytest.fail("buffers are sent"))
+    regrow.replay.logprobs(parallel, tree, chunk_tokens=5)
+    with parallel.no_sync():
+        regrow.replay.backward(parallel, tree, total, chunk_tokens=5)
+
+
 # What objectives return that is no loss.
 NO_LOSS = {
     "a vector": (lambda logp: logp, r"a tensor of shape \["),

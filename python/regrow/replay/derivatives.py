@@ -20,7 +20,7 @@ class Whole:
     """The derivatives of an objective of all log-probs together."""
 
     def __init__(self, objective, tree, logp, entropy):
-        logp, entropy = logp.detach().requires_grad_(), entropy.detach().requires_grad_()
+        logp, entropy = (x.detach().clone().requires_grad_() for x in (logp, entropy))  # the result's stay as they are
         with torch.enable_grad():
             self.loss = differentiated(objective(logp, tree, entropy))
         self.dlogp = torch.zeros_like(logp) if logp.grad is None else logp.grad

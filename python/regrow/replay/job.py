@@ -17,7 +17,8 @@ PREFIX_GRADS = ("exact", "detached")
 
 @dataclass(frozen=True)
 class Job:
-    """adapted: the model as a `Replayable`; targets: `Targets`. gradients: whether any are wanted, or values alone."""
+    """adapted: the model as a `Replayable`; targets: `Targets`. gradients: whether any are wanted, or values alone;
+    exact, atomic: as `backward` has them, False for values."""
 
     model: torch.nn.Module
     adapted: object
@@ -61,7 +62,7 @@ class Job:
         segments = self.segments(chunk_tokens)
         if not segments:
             return Ledger(**dict.fromkeys((field.name for field in fields(Ledger)), 0))
-        costs = probe(self.model, self.adapted, self.tree, exact=self.exact)
+        costs = probe(self.model, self.adapted, self.tree, gradients=self.gradients, exact=self.exact)
         gradients = None
         if self.gradients:
             gradients = gradient_bytes(self.model, several=len(segments) > 1, atomic=self.atomic)
@@ -77,8 +78,10 @@ class Job:
             if not isinstance(chunk_tokens, Integral) or isinstance(chunk_tokens, bool) or chunk_tokens < 1:
                 raise ValueError(f"chunk_tokens is {chunk_tokens}: give a whole number of tokens, 1 or more")
             return int(chunk_tokens)
-        fitting, too_large = 0, max(1, self.tree.num_tokens) + 1
-        least = self.ledger(1).total
+        fitting, too_large = 0, max(1, self.tree.num_tokens)
+        least = self.ledger(too_large).total
+        if least <= budget_bytes:  # one segment, whose 16-bit gradients have no fp32 sums: less may need more
+            return too_large
         while too_large - fitting > 1:
             middle = (fitting + too_large) // 2
             total = self.ledger(middle).total

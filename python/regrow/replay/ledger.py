@@ -57,13 +57,14 @@ class HeadCosts:
 class ModelCosts:
     """Bytes that a model's runs take by tokens of a segment, beyond weights, gradients and path.
 
-    saved: live between forward and backward; body: the peak of both; forward: the peak without autograd. weights: of
-    parameters and buffers; result: of a packed token.
+    saved: live between forward and backward; body: the peak of both; forward: the peak without autograd, which leaves
+    hidden, the last hidden states. weights: of parameters and buffers; result: of a packed token.
     """
 
     saved: Line
     body: Line
     forward: Line
+    hidden: Line
     layers: tuple  # of LayerCosts, in the order in which they run
     head: HeadCosts
     weights: int
@@ -81,7 +82,9 @@ class ModelCosts:
 
     def run_values(self, segment, rows):
         deep = max((layer.forward_key * layer.keys(segment.depth) for layer in self.layers), default=0)
-        return dict(activations=self.forward.at(segment.size) + round(deep), logits=self.head.peak(rows), workspace=0)
+        left = self.hidden.at(segment.size)
+        workspace = self.forward.at(segment.size) - left + round(deep)
+        return dict(activations=left, logits=self.head.peak(rows), workspace=workspace)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Ledger:
 
     activations: what a segment's forward keeps for its backward; logits: of the log-probs' backward, the head's weight
     gradient included; workspace: what a layer's backward needs besides. Logits and workspace are never there together.
+    Of a pass for values alone, activations are the last hidden states, logits and workspace those of forwards.
     """
 
     weights: int

@@ -41,9 +41,15 @@ class Replayable(torch.nn.Module):
 
 
 def adapt(model):
-    """`model` itself if it follows the protocol, else the transformers model in it. Raises ValueError for neither."""
+    """`model` itself if it follows the protocol, else the transformers model in it. Raises ValueError for neither.
+
+    DistributedDataParallel's own forward may send buffers to all ranks, of which some may have no segment to run, and
+    the others would wait for them: the module in it is called.
+    """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"the model is a {type(model).__name__}: give a transformers causal LM or an nn.Module")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
     if callable(getattr(model, "replay_hidden", None)) and callable(getattr(model, "replay_head", None)):
         return model
     from regrow.models.replayed import TransformersModel  # which imports transformers

@@ -71,7 +71,7 @@ def take(model):
 
 
 def compare(kind, names, exact, detached):
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = torch.zeros(4, dtype=torch.float64, device="cpu")
     for name in names:
         whole, part = exact[name].flatten().double(), detached[name].flatten().double()
         rest = whole - part

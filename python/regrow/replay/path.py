@@ -62,7 +62,7 @@ class Repeats:
                 f"tokens {segment.begin} to {segment.end} were run twice, and their keys and values differ by "
                 f"{(difference / magnitude) ** 0.5 if magnitude else float('inf'):.1e} of their norm: the model is not "
                 "deterministic (dropout, noise, a state of its own), so no exact gradient can be replayed; "
-                "switch that off, or use prefix_grad='detached', which runs each segment once"
+                "switch that off, or use prefix_grad='detached' without checkpoints, which runs each segment once"
             )
 
 
@@ -80,6 +80,10 @@ class Path:
     repeats: Repeats = field(default_factory=Repeats)
 
     def slots(self, layer, key, value):
+        """The layer's `Slots`, made by its first call; key [S,Hkv,D], value [S,Hkv,Dv].
+
+        Raises RuntimeError for another dtype or shape than that call's.
+        """
         if layer not in self.layers:
             self.layers[layer] = Slots.like(key, value, self.capacity)
         found = self.layers[layer]

@@ -1,5 +1,6 @@
 """Measures what a model's runs take in memory, on short pieces of the tree at hand (docs/replay.md, the ledger)."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -48,48 +49,60 @@ class Listener(Run):
         return super().attend(layer, q, k, v, sinks=sinks, **options)
 
 
-_costs = WeakKeyDictionary()  # model -> (what it was measured for, ModelCosts)
+_costs = WeakKeyDictionary()  # model -> {what it was measured for: ModelCosts}
 
 
-def probe(model, adapted, tree, *, exact=True):
+def probe(model, adapted, tree, *, gradients=True, exact=True):
     """The `ModelCosts` of a model for trees like this one; `.grad` stays as it is.
 
-    exact: whether gradients of the path are collected. Runs three pieces of at most `LONG` tokens forward and backward,
-    and one layer of each kind against `PATH` keys; what it finds is kept while nothing changes on which it depends.
-    Raises RuntimeError on the CPU while a profiler is running.
+    gradients: whether any are wanted, or values alone, for which nothing is back-propagated; exact: whether gradients
+    of the path are collected. Runs three pieces of at most `LONG` tokens, and one layer of each kind against `PATH`
+    keys; what it finds is kept for as long as the model lives, and found anew where anything differs on which it
+    depends. Raises ValueError as `Gradients` does, and RuntimeError on the CPU while a profiler is running.
     """
-    found_for = circumstances(model, tree, exact)
-    kept = _costs.get(model)
-    if kept is None or kept[0] != found_for:
+    found_for = circumstances(model, tree, gradients, exact)
+    kept = _costs.setdefault(model, {})
+    if found_for not in kept:
         with silent_stderr():  # torch's allocator remarks on what it frees without having counted it
-            kept = _costs[model] = found_for, measure(model, adapted, tree, exact)
-    return kept[1]
+            kept[found_for] = measure(model, adapted, tree, gradients, exact)
+    return kept[found_for]
 
 
-def circumstances(model, tree, exact):
+def circumstances(model, tree, gradients, exact):
     """All on which a model's costs depend."""
     parameters = tuple((name, p.dtype, p.shape, p.requires_grad) for name, p in model.named_parameters())
     modes = tuple((m.training, getattr(m, "gradient_checkpointing", False)) for m in model.modules())
     device = tree.subtree_end.device
     autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-    return parameters, modes, autocast, device, torch.get_num_threads(), exact, len(beginning(tree))
+    return parameters, modes, autocast, device, torch.get_num_threads(), gradients, exact, len(beginning(tree))
 
 
-def measure(model, adapted, tree, exact):
+@contextmanager
+def autograd_of(model, gradients):
+    """Autograd as a pass for values has it, or as an update has it, whose gradients then leave no trace."""
+    if not gradients:
+        with torch.no_grad():
+            yield
+        return
+    with Gradients(model, several=False) as kept, torch.enable_grad():
+        kept.discard()
+        yield
+
+
+def measure(model, adapted, tree, gradients, exact):
     device = tree.subtree_end.device
     tokens = tree.tokens[beginning(tree)]
     sizes = sorted({min(size, len(tokens)) for size in (SHORT, LONG)})
     weight = adapted.replay_head().weight
-    with Gradients(model, several=False) as gradients:
+    with autograd_of(model, gradients):
         saved, body = {}, {}
         for size in (sizes[0], *sizes):  # the first brings gradients of the parameters into being
             saved[size], body[size], calls = measure_run(adapted, chain(tokens[:size]), exact)
         # The gradient of a head tied to the embedding waits for the embedding's.
-        held = weight.nbytes if weight.grad is not None else 0
+        held = weight.nbytes if weight.is_leaf and weight.grad is not None else 0
         rows = [min(size, rows_per_chunk(weight)) for size in (SHORT, LONG)]
         head = {count: measure_head(adapted.replay_head(), count) for count in (rows[0], *rows)}
-        gradients.discard()
-    forward = {size: measure_values(adapted, chain(tokens[:size])) for size in sizes}
+    passes = {size: measure_values(adapted, chain(tokens[:size])) for size in sizes}
 
     def line(values):
         first, last = min(values), max(values)
@@ -100,7 +113,8 @@ def measure(model, adapted, tree, exact):
     return ModelCosts(
         saved=line(saved),
         body=line(body),
-        forward=line(forward),
+        forward=line({size: measured.peak for size, measured in passes.items()}),
+        hidden=line({size: measured.end for size, measured in passes.items()}),
         layers=tuple(layers[call] for call in calls),
         head=HeadCosts(line(head), row, rows_per_chunk(weight), held),
         weights=sum(x.nbytes for x in {*model.parameters(), *model.buffers()}),
@@ -124,17 +138,12 @@ def whole(tree):
 
 
 def measure_run(adapted, tree, exact):
-    """(bytes live between forward and backward, at the peak of both, the layers' calls)"""
+    """(bytes live between forward and backward, at the peak of both, the layers' calls); in the caller's grad mode."""
     path = Path(tree.num_tokens, exact)
     with torch.no_grad():
         adapted.replay_hidden(Run(path, tree, whole(tree)))  # brings the path's buffers into being
     listener, device = Listener(path, tree, whole(tree)), tree.subtree_end.device
-
-    def forward():
-        with torch.enable_grad():
-            return adapted.replay_hidden(listener)
-
-    between = measure_bytes(forward, device)
+    between = measure_bytes(lambda: adapted.replay_hidden(listener), device)
     listener.finish()
     hidden, calls = between.result, list(listener.calls)  # a checkpoint's second forward is no layer more
     if not hidden.requires_grad:
@@ -147,10 +156,11 @@ def measure_run(adapted, tree, exact):
 
 
 def measure_values(adapted, tree):
+    """The `Measured` of a forward without autograd, which leaves the last hidden states."""
     path = Path(tree.num_tokens, exact=False)
     with torch.no_grad():
         adapted.replay_hidden(Run(path, tree, whole(tree)))
-        return measure_bytes(lambda: adapted.replay_hidden(Run(path, tree, whole(tree))), tree.subtree_end.device).peak
+        return measure_bytes(lambda: adapted.replay_hidden(Run(path, tree, whole(tree))), tree.subtree_end.device)
 
 
 def layer_costs(call, exact, device):
@@ -190,19 +200,20 @@ def measure_attention(call, depth, exact, device):
 
 
 def measure_head(head, num_rows):
-    """Peak bytes of the log-probs of so many rows, forward and backward."""
+    """Peak bytes of the log-probs of so many rows, forward and, if the caller's grad mode has one, backward."""
     weight, device = head.weight, head.weight.device
     rows = torch.arange(num_rows, device=device)
     hidden = torch.zeros(num_rows, weight.size(1), dtype=weight.dtype, device=device, requires_grad=True)
 
     def forward():
-        with torch.enable_grad():
-            logp, _ = regrow.row_logprobs(
-                regrow.replay_gather(hidden, rows), weight, rows, torch.zeros_like(rows), **head.options(1.0)
-            )
-            return logp
+        logp, _ = regrow.row_logprobs(
+            regrow.replay_gather(hidden, rows), weight, rows, torch.zeros_like(rows), **head.options(1.0)
+        )
+        return logp
 
     between = measure_bytes(forward, device)
+    if not between.result.requires_grad:
+        return between.peak
     gradient = torch.zeros_like(between.result)
     behind = measure_bytes(lambda: torch.autograd.backward(between.result, gradient), device)
     return max(between.peak, between.end + behind.peak)

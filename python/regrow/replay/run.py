@@ -29,12 +29,12 @@ class LocalAxis:
 
     @classmethod
     def of(cls, tree, segment):
-        """Slot of a path token: its position id; of a segment's token t: `segment.depth + t - segment.begin`."""
+        """The axis of a segment of `tree`. A path token's slot is its position id; behind them are its own."""
         rows, size = slice(segment.begin, segment.end), segment.depth + segment.size
-        ends = torch.full((size,), size, dtype=torch.int32)
+        ends = torch.full((size,), size, dtype=torch.int32, device="cpu")  # whatever the default device is
         shift = segment.depth - segment.begin
         torch.clamp(tree.host_subtree_end[rows] + shift, max=size, out=ends[segment.depth :])
-        positions = torch.cat([torch.arange(segment.depth), tree.host_position_ids[rows]])
+        positions = torch.cat([torch.arange(segment.depth, device="cpu"), tree.host_position_ids[rows]])
         device = tree.subtree_end.device
         return cls(ends.to(device), positions.to(device), ends, positions)
 
@@ -66,7 +66,14 @@ class Run:
 
         layer: any hashable that tells this layer from the model's others. q [S,Hq,D], k [S,Hkv,D], v [S,Hkv,Dv];
         options as in `regrow.tree_attention`. Returns out [S,Hq,Dv], differentiable in q, k, v and sinks.
+        Raises ValueError for other rows, and RuntimeError for a layer that is not the same in every run.
         """
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dim() != 3 or x.size(0) != self.num_tokens:
+                raise ValueError(
+                    f"{name} has shape {list(x.shape)}, the segment has {self.num_tokens} tokens: give all of them, "
+                    f"[{self.num_tokens}, heads, dim]"
+                )
         if sinks is not None:
             sinks = sinks.to(accumulation_dtype(q.dtype))
         if self.path.exact and torch.is_grad_enabled():

@@ -61,7 +61,7 @@ def backward(
     tokens and of the entropies (nats) of the rows that predict them, at `temperature`. It may offer more:
     `on_tokens(logprobs [N], tree, entropy [N], index [N])`, of the tokens at axis positions `index`, such that the
     parts over any partition sum to the objective: leaves then run forward once. `where(tree)` -> boolean [T]: the
-    tokens that it looks at; others cost no logits, and beginnings that nothing scored depends on do not run.
+    tokens that it looks at; others cost no logits, and subtrees without any do not run.
 
     chunk_tokens: the most tokens that pass through the model at once; budget_bytes: chooses the largest that is
     predicted to fit in so many bytes beyond those live at the call. prefix_grad: "exact", or "detached", which drops
@@ -70,7 +70,7 @@ def backward(
 
     Returns a ReplayResult. Raises ValueError, before any work, for what would end in a wrong number;
     FloatingPointError, before its segment is back-propagated, for a log-prob or derivative that is nan; RuntimeError
-    for a model whose second run of a segment differs from its first.
+    for a model that breaks the protocol: its second run of a segment differs from its first, layers are left out.
 
         result = regrow.replay.backward(model, tree, objectives.GRPO(response_mask, advantages))
         optimizer.step()

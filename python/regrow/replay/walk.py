@@ -83,6 +83,7 @@ class Walk:
                 hidden, _ = self.run(segment)
                 if scored:
                     self.differentiate(hidden, segment, weigh)
+            self.path.repeats.check(segment)  # what checkpoints computed again
             if segment.inner:
                 self.stack.append(index)
         self.check_reached()
