@@ -2,15 +2,13 @@
 
 import copy
 import io
-import time
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -18,6 +16,7 @@ from regrow.demo.batch import make_batch
 from regrow.demo.compare import ROUNDS, compare
 from regrow.demo.learn import LEARNING_RATE, Master, heldout_reward, learn, policy_dtype
 from regrow.demo.ledger import measure_ledger
+from regrow.demo.phases import Phases
 from regrow.demo.picture import draw
 from regrow.demo.report import (
     GRADIENT_LIMIT,
@@ -58,74 +57,88 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
     transformers folder, or None for SmolLM2.
     """
     scale = QUICK if quick else FULL
-    steps, group = steps or scale.steps, group or scale.group
-    console, phases = Console(), {}
+    scale = replace(scale, steps=steps or scale.steps, group=group or scale.group)
+    console = Console()
     logging.disable_progress_bar()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
-        with phase(progress, phases, "load", "loading the model", 1) as advance:
-            with redirect_stderr(io.StringIO()):  # a bar of the dequantiser's own, which would tear this one
-                reference, tokenizer = load(model)
-            advance()
+    with Phases(console) as phases:
+        with phases.phase("load", "loading the model", 1), redirect_stderr(io.StringIO()):  # the dequantiser's own bar
+            reference, tokenizer = load(model)
         torch.manual_seed(seed)
         questions = Task(task, tokenizer, seed=seed, num_heldout=scale.heldout)
         policy = copy.deepcopy(reference).to(policy_dtype())
         policy.set_attn_implementation(NAME)
-
-        def sample():
-            entries = questions.questions(scale.questions)
-            return sample_groups(policy, tokenizer, questions, entries, group_size=group, max_new_tokens=MAX_NEW_TOKENS)
-
-        with phase(progress, phases, "sample", f"sampling {scale.questions} groups of {group}", 1) as advance:
-            first = sample()
-            advance()
-
-        compared, questions_seen = choose_groups(chain([first], iter(sample, None)), NUM_COMPARED)
+        samples = sampled(policy, tokenizer, questions, scale)
+        with phases.phase("sample", f"sampling {scale.questions} groups of {scale.group}", 1):
+            first = next(samples)
+        compared, questions_seen = choose_groups(chain([first], samples), NUM_COMPARED)
         batch = make_batch(compared)
-        num_runs = (scale.rounds + 1) * (len(batch.sequences) + 2)
-        with phase(progress, phases, "compare", "one update, replicated, packed and replayed", num_runs) as advance:
-            comparison = compare(
-                reference, batch, CHUNK_TOKENS, rounds=scale.rounds,
-                on_step=lambda label, count: advance(label=label, count=count),
-            )  # fmt: skip
-        report = comparison_report(comparison, compared, questions_seen)
-        del comparison
-
+        report = comparison_report(compare_updates(phases, reference, batch, scale), compared, questions_seen)
         whole = make_batch([group for group in first if group.differs] or compared)
-        with phase(progress, phases, "ledger", "memory, predicted and measured", 2) as advance:
-            ledgers = {}
-            for way, chunk_tokens in (("packed", None), ("replayed", CHUNK_TOKENS)):
-                ledgers[way] = measure_ledger(reference, whole, chunk_tokens)
-                advance(label=way)
-        report["ledger"] = ledger_report(ledgers)
-
-        with phase(progress, phases, "heldout", f"{scale.heldout} held-out questions", 2) as advance:
-            before = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
-            advance(label=f"{before:.2f}")
+        report["ledger"] = ledger_report(account(phases, reference, whole))
         master = Master(policy, dict(reference.named_parameters()))
         del reference
-        draws = chain([first], iter(sample, None))  # the first sample is still the policy's own
-        with phase(progress, phases, "learn", f"{steps} replayed updates", steps) as advance:
-            taken = learn(
-                policy, master, draws, steps, chunk_tokens=CHUNK_TOKENS,
-                on_step=lambda step: advance(label=f"reward {step.reward:.2f}"),
-            )  # fmt: skip
-        with phase(progress, phases, "heldout_after", "held-out questions again", 1) as advance:
-            after = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
-            advance(label=f"{after:.2f}")
+        # The first sample is still the policy's own.
+        report |= learn_and_test(phases, policy, master, tokenizer, questions, chain([first], samples), scale)
 
-    report |= learning_report(taken, before, after)
     report["settings"] = {
-        "seed": seed, "task": task, "questions": scale.questions, "group": group, "steps": steps,
+        "seed": seed, "task": task, "questions": scale.questions, "group": scale.group, "steps": scale.steps,
         "heldout": scale.heldout, "max_new_tokens": MAX_NEW_TOKENS, "learning_rate": LEARNING_RATE,
         "chunk_tokens": CHUNK_TOKENS, "dtype": str(policy.dtype).removeprefix("torch."),
         "ledger_sequences": len(whole.sequences),
         "model": Path(model or smollm2.FILE_NAME.removesuffix(".Q4_1.gguf")).name, "threads": torch.get_num_threads(),
     }  # fmt: skip
     report["versions"] = versions()
-    report["seconds"]["phases"] = phases
-    report["seconds"]["total"] = sum(phases.values())
-    out = Path(out)
+    report["seconds"] |= {"phases": phases.seconds, "total": sum(phases.seconds.values())}
+    show(report, batch, Path(out), console)
+    return verdict(report, console)
+
+
+def sampled(policy, tokenizer, questions, scale):
+    """Yields groups sampled from the policy as it is when they are asked for."""
+    while True:
+        entries = questions.questions(scale.questions)
+        yield sample_groups(
+            policy, tokenizer, questions, entries, group_size=scale.group, max_new_tokens=MAX_NEW_TOKENS
+        )
+
+
+def compare_updates(phases, reference, batch, scale):
+    num_runs = (scale.rounds + 1) * (len(batch.sequences) + 2)
+    with phases.phase("compare", "one update, replicated, packed and replayed", num_runs) as advance:
+        return compare(
+            reference, batch, CHUNK_TOKENS, rounds=scale.rounds,
+            on_step=lambda label, count: advance(label=label, count=count),
+        )  # fmt: skip
+
+
+def account(phases, reference, batch):
+    """The ledger of one update, in one pass and in chunks."""
+    ledgers = {}
+    with phases.phase("ledger", "memory, predicted and measured", 2) as advance:
+        for way, chunk_tokens in (("packed", None), ("replayed", CHUNK_TOKENS)):
+            ledgers[way] = measure_ledger(reference, batch, chunk_tokens)
+            advance(label=way)
+    return ledgers
+
+
+def learn_and_test(phases, policy, master, tokenizer, questions, draws, scale):
+    """The report's part on learning: held-out questions before and after `scale.steps` updates."""
+    with phases.phase("heldout", f"{scale.heldout} held-out questions", 1) as advance:
+        before = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
+        advance(label=f"{before:.2f}")
+    with phases.phase("learn", f"{scale.steps} replayed updates", scale.steps) as advance:
+        taken = learn(
+            policy, master, draws, scale.steps, chunk_tokens=CHUNK_TOKENS,
+            on_step=lambda step: advance(label=f"reward {step.reward:.2f}"),
+        )  # fmt: skip
+    with phases.phase("heldout_after", "held-out questions again", 1) as advance:
+        after = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
+        advance(label=f"{after:.2f}")
+    return learning_report(taken, before, after)
+
+
+def show(report, batch, out, console):
+    """Writes the report and its picture, and prints the tables."""
     write_report(report, out)
     picture = out.with_suffix(".png")
     draw(report, batch, picture)
@@ -133,11 +146,14 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
         console.print(shown)
     console.print(f"report: {out}, picture: {picture}")
 
+
+def verdict(report, console):
+    """The exit code: 1 where a gradient differs from the replicated one by more than the limit."""
     difference = report["gradient"]["relative_l2"]
-    if not difference <= GRADIENT_LIMIT:  # nan fails too
-        console.print(f"the gradients differ by {difference:.2e}, the limit is {GRADIENT_LIMIT:.0e}")
-        return 1
-    return 0
+    if difference <= GRADIENT_LIMIT:
+        return 0
+    console.print(f"the gradients differ by {difference:.2e}, the limit is {GRADIENT_LIMIT:.0e}")  # nan is here too
+    return 1
 
 
 def load(folder):
@@ -149,19 +165,3 @@ def load(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return model.eval(), tokenizer
-
-
-@contextmanager
-def phase(progress, phases, name, description, total):
-    """A progress bar for one phase, whose seconds go to `phases[name]`; yields a function that advances it."""
-    bar = progress.add_task(description, total=total)
-    started = time.perf_counter()
-
-    def advance(*, count=1, label=None):
-        if label is not None:
-            progress.update(bar, description=f"{description}: {label}")
-        progress.update(bar, advance=count)
-
-    yield advance
-    phases[name] = time.perf_counter() - started
-    progress.update(bar, completed=total)
