@@ -1,0 +1,1 @@
+"""Rollouts on the tree: shared prompts, lossless speculation."""
