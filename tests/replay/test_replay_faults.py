@@ -276,3 +276,17 @@ def test_a_transformers_model_that_is_no_longer_deterministic():
     Additive(tree)(logp, tree, entropy).backward()
     expected = gradients(model)
     assert max(relative_l2(actual[name], expected[name]) for name in expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["whole", "sum over tokens"])
+def test_a_loss_without_a_graph(tree, kind):
+    policy = Policy()
+    objective = (lambda logp, tree, entropy: logp.detach().sum()) if kind == "whole" else Detached()
+    with pytest.raises(ValueError, match="the objective's loss depends on no log-prob and no entropy"):
+        regrow.replay.backward(policy, tree, objective)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+class Detached:
+    def on_tokens(self, logp, tree, entropy, index):
+        return logp.detach().sum()

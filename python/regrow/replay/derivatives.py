@@ -4,16 +4,21 @@ import torch
 
 
 class Additive:
-    """The derivatives of an objective that is a sum over tokens, segment by segment; `loss` is the sum so far."""
+    """The derivatives of an objective that is a sum over tokens, segment by segment; `loss` is the sum so far.
+
+    depends: whether any part was a function of the log-probs or entropies.
+    """
 
     def __init__(self, objective, tree, zero):
-        self.objective, self.tree, self.loss = objective, tree, zero
+        self.objective, self.tree, self.loss, self.depends = objective, tree, zero, False
 
     def __call__(self, positions, logp, entropy):
         logp.requires_grad_()
         entropy.requires_grad_()
-        self.loss = self.loss + differentiated(self.objective.on_tokens(logp, self.tree, entropy, positions))
-        return torch.zeros_like(logp) if logp.grad is None else logp.grad, entropy.grad
+        part = self.objective.on_tokens(logp, self.tree, entropy, positions)
+        self.loss = self.loss + differentiated(part)
+        self.depends |= part.requires_grad
+        return derivative(logp), entropy.grad
 
 
 class Whole:
@@ -22,12 +27,17 @@ class Whole:
     def __init__(self, objective, tree, logp, entropy):
         logp, entropy = (x.detach().clone().requires_grad_() for x in (logp, entropy))  # the result's stay as they are
         with torch.enable_grad():
-            self.loss = differentiated(objective(logp, tree, entropy))
-        self.dlogp = torch.zeros_like(logp) if logp.grad is None else logp.grad
-        self.dentropy = entropy.grad
+            loss = objective(logp, tree, entropy)
+            self.loss = differentiated(loss)
+        self.depends = loss.requires_grad
+        self.dlogp, self.dentropy = derivative(logp), entropy.grad
 
     def __call__(self, positions, logp, entropy):
         return self.dlogp[positions], None if self.dentropy is None else self.dentropy[positions]
+
+
+def derivative(x):
+    return torch.zeros_like(x) if x.grad is None else x.grad
 
 
 def differentiated(loss):

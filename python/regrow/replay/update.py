@@ -89,6 +89,11 @@ def backward(
             walk.values()
             weigh = Whole(objective, tree, walk.logprobs, walk.entropy)
         differentiate(weigh)
+        if segments and not weigh.depends:
+            raise ValueError(
+                "the objective's loss depends on no log-prob and no entropy, so it has no gradient: compute it from "
+                "the tensors that it is given, without detach() or item()"
+            )
         gradient_bytes = gradients.num_bytes()
     return ReplayResult(weigh.loss, walk.logprobs, walk.entropy, make_stats(walk, chunk_tokens, *gradient_bytes))
 
