@@ -1,0 +1,193 @@
+"""What a drafter is: the state it sees, the draft it gives, and the one check of drafts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SUM_TOLERANCE = 1e-2  # bf16 probabilities of a large vocabulary sum to 1 no better
+
+
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """Where a sequence stands, and how large a draft may be."""
+
+    sequence: Hashable  # the id that `begin` got
+    tokens: Sequence[int]  # prompt and response so far
+    max_tokens: int  # how many tokens may be verified
+    depth: int  # the longest path wished
+    width: int = 1  # the most children wished at a node; 1 asks for a chain
+    hidden: Any = None  # [H]: the hidden state from which the last token was drawn, so that of the token before it
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of candidate tokens in depth-first preorder, below the last accepted token. No tokens: don't speculate.
+
+    `parents[i]` is the node above node `i`, -1 for the last accepted token; siblings stand in the order in which they
+    are to be tried, which for a sampled drafter is the order in which they were drawn.
+
+    >>> Draft(parents=[-1, 0, 0], tokens=[5, 6, 7]).path(2)
+    [5, 7]
+    """
+
+    parents: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    scores: Sequence[float] | None = None  # estimated probability that a node and those above it are accepted
+    # For sampled drafters: from a node with children (or -1) to the probabilities [vocabulary] from which the first of
+    # them was drawn; the others were drawn without replacement. None: the tokens are a function of the state.
+    distributions: Mapping[int, Any] | None = None
+
+    @classmethod
+    def chain(cls, tokens, scores=None, distributions=None):
+        """The draft without branches."""
+        return cls(range(-1, len(tokens) - 1), tokens, scores, distributions)
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def path(self, node):
+        """The tokens from the last accepted one, left out, to the node."""
+        tokens = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    @property
+    def expected_accepted(self):
+        """The estimated number of accepted tokens, or None without scores: what a caller weighs against the cost."""
+        return None if self.scores is None else sum(self.scores)
+
+
+class Drafter(ABC):
+    """Proposes tokens that the model verifies. The engine calls, per sequence: begin, (propose, observe)*, finish.
+
+    Hidden states are aligned to what they predict: the row beside a token is the state from which that token was drawn,
+    so that of the token before it. A layer that predicts from (token t+1, hidden t) reads the rows as they come.
+    """
+
+    vocabulary: int | None = None  # number of token ids; the engine refuses a drafter of another vocabulary. None: any
+    wants_hidden = False  # whether begin, observe and DraftState carry hidden states
+
+    def begin(self, sequence, prompt, hidden=None):  # noqa: B027 (many have nothing to begin)
+        """A new sequence: its id, prompt [P], and hidden states [P - 1, H], row `i` beside token `prompt[i + 1]`."""
+
+    @abstractmethod
+    def propose(self, state):
+        """DraftState -> Draft of at most `state.max_tokens` tokens, `state.depth` deep, `state.width` wide."""
+
+    def propose_batch(self, states):
+        """A list of DraftState -> their drafts, in order. A drafter that is a model overrides this with one forward."""
+        return [self.propose(state) for state in states]
+
+    @abstractmethod
+    def observe(self, sequence, tokens, hidden=None):
+        """Newly accepted tokens [n] of a sequence, drafted or not; hidden [n, H], row `i` beside `tokens[i]`."""
+
+    def finish(self, sequence):  # noqa: B027
+        """The sequence has ended; its id may be used again."""
+
+
+def check_hidden(tokens, hidden, missing=0):
+    """ValueError unless `hidden` is None or has one row per token, but for the first `missing` tokens."""
+    rows = max(len(tokens) - missing, 0)
+    if hidden is not None and (len(hidden.shape) != 2 or hidden.shape[0] != rows):
+        raise ValueError(
+            f"hidden has shape {tuple(hidden.shape)} for {len(tokens)} tokens: give [{rows}, H], each row the state "
+            "from which its token was drawn"
+        )
+
+
+def check_draft(draft, state, vocabulary):
+    """The draft as it came. ValueError unless it is a tree in preorder within the limits of the state.
+
+    Checks: as many parents (and scores) as tokens, parents on the path of the node before (so before their children),
+    distinct siblings, tokens inside the vocabulary, at most `state.max_tokens`, `state.depth` and `state.width`; scores
+    in [0, 1] that do not grow on the way down; a distribution at each node with children, that could draw each of them.
+    """
+    num_tokens = len(draft.tokens)
+    if len(draft.parents) != num_tokens:
+        raise ValueError(
+            f"the draft has {num_tokens} tokens and {len(draft.parents)} parents: give each token its parent"
+        )
+    if num_tokens > state.max_tokens:
+        raise ValueError(
+            f"the draft has {num_tokens} tokens, max_tokens is {state.max_tokens}: leave out the least likely ones"
+        )
+    _check_tree(draft, state, vocabulary)
+    if draft.scores is not None:
+        _check_scores(draft)
+    if draft.distributions is not None:
+        _check_distributions(draft, vocabulary)
+    return draft
+
+
+def _check_tree(draft, state, vocabulary):
+    path, children = [-1], {}  # path: -1, then the nodes from the first level down to the node before
+    for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
+        if not 0 <= token < vocabulary:
+            raise ValueError(
+                f"node {node} has token {token}, the vocabulary {vocabulary} tokens: use a drafter of the "
+                "model's vocabulary"
+            )
+        while path and path[-1] != parent:
+            path.pop()
+        if not path:
+            raise ValueError(
+                f"node {node} has parent {parent}: list the tree in preorder, so that a parent is -1, or node "
+                f"{node - 1} or above it"
+            )
+        if len(path) > state.depth:
+            raise ValueError(
+                f"node {node} is at depth {len(path)}, the depth asked for is {state.depth}: end the path there"
+            )
+        siblings = children.setdefault(parent, set())
+        if token in siblings:
+            raise ValueError(f"node {node} is token {token}, as a sibling is: list a token once below node {parent}")
+        siblings.add(token)
+        if len(siblings) > state.width:
+            raise ValueError(
+                f"node {parent} has more than {state.width} children, the width asked for: keep the likeliest"
+            )
+        path.append(node)
+
+
+def _check_scores(draft):
+    if len(draft.scores) != len(draft.tokens):
+        raise ValueError(
+            f"the draft has {len(draft.tokens)} tokens and {len(draft.scores)} scores: score each, or none"
+        )
+    for node, (parent, score) in enumerate(zip(draft.parents, draft.scores, strict=True)):
+        above = 1 if parent < 0 else draft.scores[parent]
+        if not 0 <= score <= above:
+            raise ValueError(
+                f"node {node} has score {score} below {above}: give the probability that the whole path is accepted"
+            )
+
+
+def _check_distributions(draft, vocabulary):
+    given, needed = set(draft.distributions), set(draft.parents)
+    if given != needed:
+        raise ValueError(
+            f"distributions at nodes {sorted(given)}, children below nodes {sorted(needed)}: give one for each node "
+            "with children"
+        )
+    for node, distribution in draft.distributions.items():
+        if tuple(distribution.shape) != (vocabulary,):
+            raise ValueError(
+                f"the distribution at node {node} has shape {tuple(distribution.shape)}: give [{vocabulary}] "
+                "probabilities"
+            )
+        total = float(distribution.sum())
+        if not abs(total - 1) <= _SUM_TOLERANCE or float(distribution.min()) < 0:
+            raise ValueError(
+                f"the distribution at node {node} sums to {total:.4g}, its least is {float(distribution.min()):.4g}: "
+                "give probabilities, not logits"
+            )
+    for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
+        if not float(draft.distributions[parent][token]) > 0:
+            raise ValueError(
+                f"node {node} is token {token}, to which the distribution at node {parent} gives 0: it must be the one "
+                "that the token was drawn from"
+            )
