@@ -136,14 +136,14 @@ def draw(probabilities, uniforms):
             f"probabilities are {list(probabilities.shape)} and uniforms {list(uniforms.shape)}, "
             "must be [R, V] and [R]: one uniform per row"
         )
-    outside = uniforms[~((uniforms >= 0) & (uniforms < 1))]
-    if len(outside):
-        raise ValueError(f"a uniform is {float(outside[0])}, must be in [0, 1): see `uniform`")
+    inside = (uniforms >= 0) & (uniforms < 1)
+    if not inside.all():
+        raise ValueError(f"a uniform is {float(uniforms[~inside][0])}, must be in [0, 1): see `uniform`")
     cumulative = probabilities.double().cumsum(-1)
     mass = cumulative[:, -1:]
-    bad = (~((mass > 0) & mass.isfinite())).flatten().nonzero()
-    if len(bad):
-        row = int(bad[0])
+    drawable = (mass > 0) & (mass < math.inf)
+    if not drawable.all():
+        row = int((~drawable).nonzero()[0, 0])
         raise ValueError(
             f"the probabilities of row {row} sum to {float(mass[row])}, must be positive and finite: "
             "leave each row a token that may be drawn"
