@@ -139,6 +139,25 @@ def test_draws_are_the_inverse_of_the_cumulative_distribution():
     assert tokens.equal(tokens.sort().values)
 
 
+# Vocabularies around one and several of the blocks that are summed, half of their tokens without mass.
+@pytest.mark.parametrize("num_tokens", [1, 255, 256, 257, 512, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_from_blocks(num_tokens, dtype, generator):
+    weights = torch.rand(20, num_tokens, generator=generator, dtype=dtype)
+    weights[:, 1:] *= (torch.rand(20, num_tokens - 1, generator=generator) < 0.5) & (torch.arange(1, num_tokens) < 2000)
+    uniforms = torch.rand(20, generator=generator, dtype=torch.float64)
+    cumulative = weights.double().cumsum(-1)
+    expected = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    assert draw(weights, uniforms).equal(expected[:, 0])
+    last = draw(weights, torch.full((20,), 1 - 2**-53, dtype=torch.float64))
+    assert bool((weights.gather(1, last[:, None]) > 0).all())
+
+
+@pytest.mark.parametrize("num_tokens", [3, 300])
+def test_no_rows_no_draws(num_tokens):
+    assert draw(torch.ones(0, num_tokens), torch.ones(0)).shape == (0,)
+
+
 # Where sums round: none is 1, terms vanish beside their neighbours, the mass is the smallest number there is.
 @pytest.mark.parametrize(
     "weights", [[0.1] * 10 + [0], [1.0, 1e-30, 0], [0, 5e-324, 0], [0.3, 0, 0.6, 0, 0], [0, 1e300, 1e-300, 0]]
@@ -153,6 +172,7 @@ def test_a_token_of_probability_zero_is_never_drawn(weights, uniform):
     ("probabilities", "uniforms", "message"),
     [
         (torch.ones(2, 3), torch.zeros(3), r"probabilities are \[2, 3\] and uniforms \[3\]"),
+        (torch.ones(2, 0), torch.zeros(2), r"probabilities are \[2, 0\]"),
         (torch.ones(1, 3), torch.ones(1), r"a uniform is 1.0, must be in \[0, 1\)"),
         (torch.ones(1, 3), torch.tensor([math.nan]), "a uniform is nan"),
         (torch.zeros(1, 3), torch.zeros(1), "the probabilities of row 0 sum to 0.0, must be positive"),

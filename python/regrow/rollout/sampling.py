@@ -12,6 +12,8 @@ DRAFT_STREAM = 1
 
 _SMALLEST_TEMPERATURE = 1e-30  # dividing by less than what fp32 holds would give nan
 _LARGEST_TEMPERATURE = 1e30
+_NUCLEUS_WIDTH = 256  # tokens that are sorted first
+_BLOCK = 256  # tokens that are summed before a draw looks into one block
 _WORD = 1 << 32
 # Multipliers and Weyl constants of Philox4x32: Random123, philox.h.
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -71,14 +73,13 @@ def target_probabilities(logits, sampling):
     if sampling.temperature == 0:
         return torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1)
 
-    scaled = (logits - largest) / sampling.temperature  # the largest is 0, so no temperature overflows
     if sampling.top_k is not None and sampling.top_k < logits.size(1):
-        sizes = torch.full((len(logits),), sampling.top_k, device=logits.device)
-        scaled = scaled.masked_fill(~_most_probable(logits, sizes), -math.inf)
-    probabilities = scaled.softmax(-1)
+        last = logits.topk(sampling.top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(~_leading(logits, last, sampling.top_k), -math.inf)
+    # The largest becomes 0, so no temperature overflows.
+    probabilities = ((logits - largest) / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
-        kept = _most_probable(logits, _nucleus_sizes(probabilities, sampling.top_p))
-        probabilities = probabilities.masked_fill(~kept, 0)
+        probabilities = probabilities.masked_fill(~_nucleus(logits, probabilities, sampling.top_p), 0)
         probabilities /= probabilities.sum(-1, keepdim=True)
     return probabilities
 
@@ -98,26 +99,28 @@ def _check_largest(largest):
         )
 
 
-def _most_probable(logits, sizes):
-    """bool [R, V]: the sizes[r] tokens of row r with the largest logits; of those that tie, the first."""
-    leading = logits.topk(int(sizes.max()), -1).values
-    last = leading.gather(1, sizes[:, None] - 1)
+def _leading(logits, last, sizes):
+    """bool [R, V]: the `sizes` tokens of each row with the largest logits, `last` the least; of ties, the first."""
     above, ties = logits > last, logits == last
-    room = sizes[:, None] - above.sum(-1, keepdim=True)
+    room = sizes - above.sum(-1, keepdim=True)
+    if (ties.sum(-1, keepdim=True) == room).all():
+        return above | ties
     return above | (ties & (ties.cumsum(-1, dtype=torch.int32) <= room))
 
 
-def _nucleus_sizes(probabilities, top_p):
-    """int64 [R]: how many of the most probable tokens it takes to reach `top_p`; V where rounding keeps the sum below.
+def _nucleus(logits, probabilities, top_p):
+    """bool [R, V]: the most probable tokens that reach `top_p`; all where rounding keeps their sum below.
 
     A nucleus is mostly small, so the largest few are looked at first: sorting a vocabulary costs ten times as much.
     """
-    num_tokens = probabilities.size(1)
-    width = min(num_tokens, 256)
+    num_tokens = logits.size(1)
+    width = min(num_tokens, _NUCLEUS_WIDTH)
     while True:
-        mass = probabilities.topk(width, -1).values.double().cumsum(-1)
-        if width == num_tokens or bool((mass[:, -1] >= top_p).all()):
-            return ((mass < top_p).sum(-1) + 1).clamp(max=width)
+        leading, tokens = logits.topk(width, -1)
+        mass = probabilities.gather(1, tokens).double().cumsum(-1)
+        if width == num_tokens or (mass[:, -1] >= top_p).all():
+            sizes = ((mass < top_p).sum(-1, keepdim=True) + 1).clamp(max=width)
+            return _leading(logits, leading.gather(1, sizes - 1), sizes)
         width = min(num_tokens, 8 * width)
 
 
@@ -131,7 +134,7 @@ def draw(probabilities, uniforms):
     >>> draw(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([0.5]))
     tensor([2])
     """
-    if probabilities.dim() != 2 or uniforms.shape != probabilities.shape[:1]:
+    if probabilities.dim() != 2 or probabilities.size(1) == 0 or uniforms.shape != probabilities.shape[:1]:
         raise ValueError(
             f"probabilities are {list(probabilities.shape)} and uniforms {list(uniforms.shape)}, "
             "must be [R, V] and [R]: one uniform per row"
@@ -139,7 +142,31 @@ def draw(probabilities, uniforms):
     inside = (uniforms >= 0) & (uniforms < 1)
     if not inside.all():
         raise ValueError(f"a uniform is {float(uniforms[~inside][0])}, must be in [0, 1): see `uniform`")
-    cumulative = probabilities.double().cumsum(-1)
+    uniforms = uniforms.to(torch.float64)[:, None]
+    if probabilities.size(1) <= _BLOCK:
+        return _first_above(uniforms, _shares(probabilities.double())).squeeze(1)
+
+    # A running sum over blocks, then over one of them, is many times cheaper than over the vocabulary.
+    blocks = _shares(_block_sums(probabilities))
+    block = _first_above(uniforms, blocks)
+    start = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0)
+    uniforms = ((uniforms - start) / (blocks.gather(1, block) - start)).clamp(max=1 - 2**-53)  # within the block
+    tokens = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    beyond = tokens >= probabilities.size(1)
+    weights = probabilities.gather(1, tokens.masked_fill(beyond, 0)).double().masked_fill_(beyond, 0)
+    return (block * _BLOCK + _first_above(uniforms, _shares(weights))).squeeze(1)
+
+
+def _block_sums(probabilities):
+    whole = probabilities.size(1) // _BLOCK * _BLOCK
+    blocks = probabilities[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK)).sum(-1, dtype=torch.float64)
+    rest = probabilities[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
+    return torch.cat([blocks, rest], 1)
+
+
+def _shares(weights):
+    """The running sum of each row over its last."""
+    cumulative = weights.cumsum(-1)
     mass = cumulative[:, -1:]
     drawable = (mass > 0) & (mass < math.inf)
     if not drawable.all():
@@ -148,8 +175,12 @@ def draw(probabilities, uniforms):
             f"the probabilities of row {row} sum to {float(mass[row])}, must be positive and finite: "
             "leave each row a token that may be drawn"
         )
-    # The first sum above u is where a positive term was added, and the last sum is 1, which is above every u.
-    return torch.searchsorted(cumulative / mass, uniforms.to(cumulative)[:, None], right=True).squeeze(1)
+    return cumulative / mass
+
+
+def _first_above(uniforms, shares):
+    """int64 [R, 1]: where a positive weight was added. There is one: the last share is 1, above every uniform."""
+    return torch.searchsorted(shares, uniforms, right=True)
 
 
 def draw_without_replacement(probabilities, uniforms):
