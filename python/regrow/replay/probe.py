@@ -18,7 +18,8 @@ from regrow.replay.run import Run
 from regrow.replay.schedule import Segment
 from regrow.tree import PrefixTree
 
-SHORT, LONG = 128, 512  # tokens of the two pieces through which the lines go
+LONG = 512  # tokens of the longer of two pieces through which the lines go; the other has a quarter of them
+SHORT = LONG // 4
 PATH = 2048  # keys of the path against which one layer's attention is measured
 
 
@@ -92,7 +93,7 @@ def autograd_of(model, gradients):
 def measure(model, adapted, tree, gradients, exact):
     device = tree.subtree_end.device
     tokens = tree.tokens[beginning(tree)]
-    sizes = sorted({min(size, len(tokens)) for size in (SHORT, LONG)})
+    sizes = sorted({max(1, len(tokens) // 4), len(tokens)})
     weight = adapted.replay_head().weight
     with autograd_of(model, gradients):
         saved, body = {}, {}
