@@ -11,6 +11,7 @@ from regrow.live_bytes import measure_bytes
 from regrow.models import attach
 from regrow.replay import probe
 from regrow.replay.job import Job
+from regrow.replay.ledger import Curve
 from regrow.replay.probe import measure
 from replay_objectives import Additive
 
@@ -177,3 +178,9 @@ def test_a_running_profiler_is_refused(tree):
 def test_ledger_of_an_empty_tree():
     empty = regrow.PrefixTree.from_nodes([], [], [])
     assert replay.predict(make_model(), empty, chunk_tokens=8).total == 0
+
+
+def test_a_curve_goes_through_what_was_measured_and_on():
+    curve = Curve(((1, 100), (10, 190), (20, 490)))
+    assert [curve.at(n) for n in (1, 4, 10, 15, 20, 30)] == [100, 130, 190, 340, 490, 790]
+    assert Curve(((5, 50),)).at(5) == 50

@@ -22,6 +22,18 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Straight from each measured point (n, y) to the next, n ascending, and on beyond the last."""
+
+    points: tuple
+
+    def at(self, n):
+        behind = next((index for index, (m, _) in enumerate(self.points[:-1]) if n <= m), len(self.points) - 1)
+        (n1, y1), (n2, y2) = self.points[max(0, behind - 1)], self.points[behind]
+        return Line.through(n1, y1, n2, y2).at(n)
+
+
+@dataclass(frozen=True)
 class LayerCosts:
     """Bytes of one layer. kv, kv_gradients: a token's; forward_key, backward_key: what a key of the path adds to the
     workspace of one call, up to `window` of them."""
@@ -38,16 +50,16 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """Bytes of log-probs by the rows of a segment: `line` while all logits are there at once, which are `row` bytes
+    """Bytes of log-probs by the rows of a segment: `curve` while all logits are there at once, which are `row` bytes
     each for the first `chunk_rows`; `held` of it stay until the body is differentiated."""
 
-    line: Line
+    curve: Curve
     row: int
     chunk_rows: int
     held: int
 
     def peak(self, rows):
-        return max(0, self.line.at(rows) - self.row * max(0, rows - self.chunk_rows)) if rows else 0
+        return max(0, self.curve.at(rows) - self.row * max(0, rows - self.chunk_rows)) if rows else 0
 
     def left(self, rows):
         return self.held if rows else 0

@@ -12,7 +12,7 @@ from regrow.dtypes import accumulation_dtype
 from regrow.live_bytes import measure_bytes, silent_stderr
 from regrow.logit_chunks import rows_per_chunk
 from regrow.replay.gradients import Gradients
-from regrow.replay.ledger import HeadCosts, LayerCosts, Line, ModelCosts
+from regrow.replay.ledger import Curve, HeadCosts, LayerCosts, Line, ModelCosts
 from regrow.replay.path import Path
 from regrow.replay.run import Run
 from regrow.replay.schedule import Segment
@@ -101,7 +101,7 @@ def measure(model, adapted, tree, gradients, exact):
             saved[size], body[size], calls = measure_run(adapted, chain(tokens[:size]), exact)
         # The gradient of a head tied to the embedding waits for the embedding's.
         held = weight.nbytes if weight.is_leaf and weight.grad is not None else 0
-        rows = [min(size, rows_per_chunk(weight)) for size in (SHORT, LONG)]
+        rows = sorted({min(size, rows_per_chunk(weight)) for size in (1, SHORT, LONG)})
         head = {count: measure_head(adapted.replay_head(), count) for count in (rows[0], *rows)}
     passes = {size: measure_values(adapted, chain(tokens[:size])) for size in sizes}
 
@@ -117,7 +117,7 @@ def measure(model, adapted, tree, gradients, exact):
         forward=line({size: measured.peak for size, measured in passes.items()}),
         hidden=line({size: measured.end for size, measured in passes.items()}),
         layers=tuple(layers[call] for call in calls),
-        head=HeadCosts(line(head), row, rows_per_chunk(weight), held),
+        head=HeadCosts(Curve(tuple(sorted(head.items()))), row, rows_per_chunk(weight), held),
         weights=sum(x.nbytes for x in {*model.parameters(), *model.buffers()}),
         result=2 * accumulation_dtype(weight.dtype).itemsize,
     )
