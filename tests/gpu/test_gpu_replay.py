@@ -79,4 +79,6 @@ def test_memory_is_as_predicted(model, tree, device):
     if device.type == "cuda":  # libraries take their workspaces on first use, and keep them
         run()
         model.zero_grad(set_to_none=True)
-    assert predicted.total == pytest.approx(measure_bytes(run, device).peak, rel=0.1)
+    # On the CPU so small a head takes one worker or two, by its rows.
+    bound = 0.1 if device.type == "cuda" else 0.25
+    assert predicted.total == pytest.approx(measure_bytes(run, device).peak, rel=bound)
