@@ -3,13 +3,11 @@
 python bench/replay_run.py [SUITE ...] [--out bench/results/replay.json] [--markdown PAGE]
 """
 
-import argparse
-from pathlib import Path
-
 import replay_memory
 import replay_omitted
 import replay_update
-from report import machine, print_rows, write_markdown, write_rows
+from report import write_markdown
+from suites import measure, parse, parser
 
 SUITES = {
     "update": replay_update.run,
@@ -23,21 +21,8 @@ INTRO = ["Written by `python bench/replay_run.py`; [replay.md](replay.md) says w
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", default=list(SUITES), metavar="suite", help=", ".join(SUITES))
-    parser.add_argument("--out", type=Path, default=Path("bench/results/replay.json"))
-    parser.add_argument("--markdown", type=Path, help="also write a page")
-    arguments = parser.parse_args()
-    unknown = set(arguments.suites) - set(SUITES)
-    if unknown:
-        parser.error(f"no suite {', '.join(sorted(unknown))}: choose from {', '.join(SUITES)}")
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    rows = []
-    for suite in arguments.suites:
-        measured = SUITES[suite]()
-        print_rows(measured)
-        rows += measured
-        write_rows(rows, arguments.out)
+    arguments = parse(parser(__doc__, SUITES, "bench/results/replay.json"), SUITES)
+    rows = measure(arguments, SUITES)
     if arguments.markdown:
         write_markdown(rows, arguments.markdown, title="Replay, measured on the CPU", intro=INTRO)
 

@@ -3,36 +3,21 @@
 python bench/run.py [attention gather cost tree] [--rounds 5] [--out bench/results/bars.json] [--markdown PAGE]
 """
 
-import argparse
-from pathlib import Path
-
 import attention_bars
 import cost_bars
 import gather_bars
 import tree_bars
-from report import machine, print_rows, write_markdown, write_rows
+from report import write_markdown
+from suites import measure, parse, parser
 
 SUITES = {"attention": attention_bars.run, "gather": gather_bars.run, "cost": cost_bars.run, "tree": tree_bars.run}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", default=list(SUITES), metavar="suite", help=", ".join(SUITES))
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per workload")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/bars.json"))
-    parser.add_argument("--markdown", type=Path, help="also write a page, if all suites run")
-    arguments = parser.parse_args()
-    unknown = set(arguments.suites) - set(SUITES)
-    if unknown:
-        parser.error(f"no suite {', '.join(sorted(unknown))}: choose from {', '.join(SUITES)}")
-
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    rows = []
-    for suite in arguments.suites:
-        measured = SUITES[suite](arguments.rounds)
-        print_rows(measured)
-        rows += measured
-    write_rows(rows, arguments.out)
+    command_line = parser(__doc__, SUITES, "bench/results/bars.json")
+    command_line.add_argument("--rounds", type=int, default=5, help="interleaved rounds per workload")
+    arguments = parse(command_line, SUITES)
+    rows = measure(arguments, SUITES, arguments.rounds)
     if arguments.markdown and set(arguments.suites) == set(SUITES):
         write_markdown(rows, arguments.markdown)
     elif arguments.markdown:
