@@ -6,31 +6,21 @@ from regrow.replay.schedule import path_capacity
 
 
 @dataclass(frozen=True)
-class Line:
-    """`base + slope * n`."""
-
-    base: float
-    slope: float
-
-    @classmethod
-    def through(cls, n1, y1, n2, y2):
-        slope = (y2 - y1) / (n2 - n1) if n2 != n1 else y1 / n1
-        return cls(y1 - slope * n1, slope)
-
-    def at(self, n):
-        return max(0, round(self.base + self.slope * n))
-
-
-@dataclass(frozen=True)
 class Curve:
-    """Straight from each measured point (n, y) to the next, n ascending, and on beyond the last."""
+    """Straight from each measured point (n, y) to the next, n ascending, and on at either end; one point alone lies on
+    a line through the origin."""
 
     points: tuple
 
+    @classmethod
+    def through(cls, measured):
+        """measured: {n: y}."""
+        return cls(tuple(sorted(measured.items())))
+
     def at(self, n):
-        behind = next((index for index, (m, _) in enumerate(self.points[:-1]) if n <= m), len(self.points) - 1)
-        (n1, y1), (n2, y2) = self.points[max(0, behind - 1)], self.points[behind]
-        return Line.through(n1, y1, n2, y2).at(n)
+        pairs = list(zip(self.points, self.points[1:], strict=False)) or [((0, 0), self.points[0])]
+        (n1, y1), (n2, y2) = next((pair for pair in pairs if n <= pair[1][0]), pairs[-1])
+        return max(0, round(y1 + (y2 - y1) * (n - n1) / (n2 - n1)))
 
 
 @dataclass(frozen=True)
@@ -73,17 +63,17 @@ class ModelCosts:
     hidden, the last hidden states. weights: of parameters and buffers; result: of a packed token.
     """
 
-    saved: Line
-    body: Line
-    forward: Line
-    hidden: Line
+    saved: Curve
+    body: Curve
+    forward: Curve
+    hidden: Curve
     layers: tuple  # of LayerCosts, in the order in which they run
     head: HeadCosts
     weights: int
     result: int
 
     def run(self, segment, rows):
-        """(saved activations, logits, the most that a layer's backward needs besides) of a segment under autograd."""
+        """The lines `activations`, `logits` and `workspace` of a `Ledger`, for a segment under autograd."""
         saved = self.saved.at(segment.size)
         # When a layer's keys are read, the activations of those above it have gone.
         gone = [saved * above / len(self.layers) for above in reversed(range(len(self.layers)))]
@@ -93,6 +83,7 @@ class ModelCosts:
         return dict(activations=saved, logits=self.head.peak(rows), workspace=workspace)
 
     def run_values(self, segment, rows):
+        """The same lines for a segment without autograd."""
         deep = max((layer.forward_key * layer.keys(segment.depth) for layer in self.layers), default=0)
         left = self.hidden.at(segment.size)
         workspace = self.forward.at(segment.size) - left + round(deep)

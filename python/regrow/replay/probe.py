@@ -12,13 +12,13 @@ from regrow.dtypes import accumulation_dtype
 from regrow.live_bytes import measure_bytes, silent_stderr
 from regrow.logit_chunks import rows_per_chunk
 from regrow.replay.gradients import Gradients
-from regrow.replay.ledger import Curve, HeadCosts, LayerCosts, Line, ModelCosts
+from regrow.replay.ledger import Curve, HeadCosts, LayerCosts, ModelCosts
 from regrow.replay.path import Path
 from regrow.replay.run import Run
 from regrow.replay.schedule import Segment
 from regrow.tree import PrefixTree
 
-LONG = 512  # tokens of the longer of two pieces through which the lines go; the other has a quarter of them
+LONG = 512  # tokens of the longer of two pieces that are measured; the other has a quarter of them
 SHORT = LONG // 4
 PATH = 2048  # keys of the path against which one layer's attention is measured
 
@@ -105,19 +105,15 @@ def measure(model, adapted, tree, gradients, exact):
         head = {count: measure_head(adapted.replay_head(), count) for count in (rows[0], *rows)}
     passes = {size: measure_values(adapted, chain(tokens[:size])) for size in sizes}
 
-    def line(values):
-        first, last = min(values), max(values)
-        return Line.through(first, values[first], last, values[last])
-
     row = weight.size(0) * accumulation_dtype(weight.dtype).itemsize
     layers = {call: layer_costs(call, exact, device) for call in set(calls)}
     return ModelCosts(
-        saved=line(saved),
-        body=line(body),
-        forward=line({size: measured.peak for size, measured in passes.items()}),
-        hidden=line({size: measured.end for size, measured in passes.items()}),
+        saved=Curve.through(saved),
+        body=Curve.through(body),
+        forward=Curve.through({size: measured.peak for size, measured in passes.items()}),
+        hidden=Curve.through({size: measured.end for size, measured in passes.items()}),
         layers=tuple(layers[call] for call in calls),
-        head=HeadCosts(Curve(tuple(sorted(head.items()))), row, rows_per_chunk(weight), held),
+        head=HeadCosts(Curve.through(head), row, rows_per_chunk(weight), held),
         weights=sum(x.nbytes for x in {*model.parameters(), *model.buffers()}),
         result=2 * accumulation_dtype(weight.dtype).itemsize,
     )
