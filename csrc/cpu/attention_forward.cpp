@@ -8,25 +8,59 @@
 REGROW_BEGIN_ISA
 namespace {
 
+// Keys and values of some tiles as operands B: a column a key, and a row a key.
+template <class P>
+struct PackedKeys {
+  typename P::Element *k, *v;
+
+  void carve(Arena& arena, const Geometry<P>& g, int64_t tiles) {
+    k = arena.take<typename P::Element>(tiles * g.key_columns(g.head_dim));
+    v = arena.take<typename P::Element>(tiles * g.key_rows(g.value_dim));
+  }
+  PackedKeys at(const Geometry<P>& g, int64_t tile) const {
+    return {k + tile * g.key_columns(g.head_dim), v + tile * g.key_rows(g.value_dim)};
+  }
+};
+
+// A key tile that one query tile alone reads is packed where it is read, and stays in the cache.
+template <class P>
+bool packs_on_use(const Geometry<P>& g) {
+  return g.header.num_query_tiles <= 1;
+}
+
 // Packed keys and values of the whole call, and the pieces of split query tiles.
 template <class P>
 struct Shared {
   using Acc = typename P::Acc;
-  typename P::Element* k;  // [kv_heads, key tiles] operand B, a column a key
-  typename P::Element* v;  // [kv_heads, key tiles] operand B, a row a key
+  PackedKeys<P> keys;  // [kv_heads, key tiles], none if they are packed on use
   KeyMasks<Acc> masks;
-  Acc* slot_out;  // [slots, kv_heads, max_rows, value_dim]
-  Acc* slot_lse;  // [slots, kv_heads, max_rows] natural log
+  IntOf<Acc>* seen_until;  // [key tiles] the largest subtree_end of keys that a query sees, 0 if there is none
+  Acc* slot_out;           // [slots, kv_heads, max_rows, value_dim]
+  Acc* slot_lse;           // [slots, kv_heads, max_rows] natural log
 
   void carve(Arena& arena, const Geometry<P>& g) {
-    const int64_t tiles = int64_t(g.kv_heads) * g.header.num_key_tiles;
-    k = arena.take<typename P::Element>(tiles * g.key_columns(g.head_dim));
-    v = arena.take<typename P::Element>(tiles * g.key_rows(g.value_dim));
+    keys.carve(arena, g, packs_on_use(g) ? 0 : int64_t(g.kv_heads) * g.header.num_key_tiles);
     masks.carve(arena, g.header);
+    seen_until = arena.take<IntOf<Acc>>(g.header.num_key_tiles);
     const int64_t slot_rows = int64_t(g.header.num_slots) * g.kv_heads * g.max_rows;
     slot_out = arena.take<Acc>(slot_rows * g.value_dim);
     slot_lse = arena.take<Acc>(slot_rows);
   }
+
+  void fill(const Rectangle& r, PlanView plan) const {
+    masks.fill(r, plan);
+    const PlanHeader& h = plan.header();
+    std::fill(seen_until, seen_until + h.num_key_tiles, 0);
+    for (int64_t j = 0; j < int64_t(h.num_key_tiles) * h.key_tile; ++j)
+      if (!masks.unseen || !masks.unseen[j])
+        seen_until[j / h.key_tile] = std::max(seen_until[j / h.key_tile], masks.end[j]);
+  }
+};
+
+// The tokens of a query tile that may see a key tile: neighbours, as those that see one key are.
+struct Tokens {
+  int begin, end;
+  int count() const { return end - begin; }
 };
 
 // What one worker needs for one query tile.
@@ -36,6 +70,7 @@ struct Scratch {
   static constexpr int kWidth = kLanes<Acc>;
 
   QueryPositions<Acc> queries;
+  PackedKeys<P> keys;            // of one tile, if they are packed on use
   typename P::Element* q;        // [max_rows] operand A
   Acc* scores;                   // [max_rows, key_tile]
   typename P::Element* weights;  // [max_rows, key_tile] operand A
@@ -47,6 +82,7 @@ struct Scratch {
   void carve(Arena& arena, const Geometry<P>& g) {
     const int64_t rows = g.max_rows + kWidth;  // factors are computed a vector at a time
     queries.carve(arena, g.header);
+    keys.carve(arena, g, packs_on_use(g) ? 1 : 0);
     q = arena.take<typename P::Element>(rows * elements<P>(g.head_dim));
     scores = arena.take<Acc>(rows * g.header.key_tile);
     weights = arena.take<typename P::Element>(rows * elements<P>(g.header.key_tile));
@@ -78,9 +114,12 @@ class Forward {
 
   void run(const Executor& executor) {
     carve(p_.workspace);
-    shared_.masks.fill(p_.rectangle, p_.plan);
-    executor.for_each(int64_t(g_.header.num_key_tiles) * g_.kv_heads,
-                      [&](int64_t task, int) { pack_keys(int(task / g_.kv_heads), int(task % g_.kv_heads)); });
+    shared_.fill(p_.rectangle, p_.plan);
+    if (!packs_on_use(g_))
+      executor.for_each(int64_t(g_.header.num_key_tiles) * g_.kv_heads, [&](int64_t task, int) {
+        const int tile = int(task / g_.kv_heads), head = int(task % g_.kv_heads);
+        if (shared_.seen_until[tile]) pack_keys(packed_keys(tile, head), tile, head);
+      });
     executor.for_each(int64_t(g_.header.num_forward_items) * g_.kv_heads, [&](int64_t task, int worker) {
       attend(p_.plan.forward_items()[task / g_.kv_heads], int(task % g_.kv_heads), worker);
     });
@@ -89,14 +128,15 @@ class Forward {
   }
 
  private:
-  void pack_keys(int tile, int head) {
-    const int64_t index = int64_t(head) * g_.header.num_key_tiles + tile;
+  PackedKeys<P> packed_keys(int tile, int head) const {
+    return shared_.keys.at(g_, int64_t(head) * g_.header.num_key_tiles + tile);
+  }
+
+  void pack_keys(PackedKeys<P> to, int tile, int head) {
     const int keys = g_.keys(tile);
     const int64_t first = int64_t(tile) * g_.header.key_tile;
-    pack_as_columns<P>(shared_.k + index * g_.key_columns(g_.head_dim), p_.k,
-                       {first, keys, head, 1, g_.head_dim, shared_.masks.unseen}, g_.header.key_tile);
-    pack_as_rows<P>(shared_.v + index * g_.key_rows(g_.value_dim), p_.v,
-                    {first, keys, head, 1, g_.value_dim, shared_.masks.unseen}, g_.header.key_tile);
+    pack_as_columns<P>(to.k, p_.k, {first, keys, head, 1, g_.head_dim, shared_.masks.unseen}, g_.header.key_tile);
+    pack_as_rows<P>(to.v, p_.v, {first, keys, head, 1, g_.value_dim, shared_.masks.unseen}, g_.header.key_tile);
   }
 
   void attend(const ForwardItem& item, int head, int worker) {
@@ -107,7 +147,7 @@ class Forward {
     const int rows = tokens * g_.group;
     const int64_t first_query = int64_t(item.query_tile) * g_.header.query_tile;
     s.queries.fill(p_.rectangle, first_query, tokens);
-    pack_rows<P>(s.q, p_.q, {first_query, tokens, head * g_.group, g_.group, g_.head_dim});
+    pack_rows<P>(s.q, p_.q, {first_query, tokens, head * g_.group, g_.group, g_.head_dim, nullptr, true});
     std::fill(s.maximum, s.maximum + rows, -kInfinity<Acc>);
     std::fill(s.sum, s.sum + int64_t(rows) * kWidth, Acc(0));
     std::fill(s.out, s.out + int64_t(rows) * g_.padded_value_dim(), Acc(0));
@@ -119,39 +159,56 @@ class Forward {
     store_rows(s, item, head, tokens);
   }
 
-  void attend_tile(Scratch<P>& s, int tile, int head, int tokens, bool partial) {
-    const int rows = tokens * g_.group, keys = g_.keys(tile), key_tile = g_.header.key_tile;
+  void attend_tile(Scratch<P>& s, int tile, int head, int num_tokens, bool partial) {
+    const int keys = g_.keys(tile), key_tile = g_.header.key_tile;
     const int64_t first_key = int64_t(tile) * key_tile, first_position = p_.rectangle.key_start + first_key;
+    const Tokens tokens = partial ? tokens_that_see(s, tile, num_tokens, first_position) : Tokens{0, num_tokens};
+    if (tokens.begin >= tokens.end) return;
     const Columns columns = visible_columns<P>(keys, partial, first_position, shared_.masks.end + first_key,
-                                               s.queries.position[0], s.queries.position[tokens - 1]);
-    const int64_t index = int64_t(head) * g_.header.num_key_tiles + tile;
+                                               s.queries.position[tokens.begin], s.queries.position[tokens.end - 1]);
+    const PackedKeys<P> packed = packs_on_use(g_) ? s.keys : packed_keys(tile, head);
+    if (packs_on_use(g_)) pack_keys(packed, tile, head);
     const int depth = elements<P>(g_.head_dim), skipped = columns.begin / P::kPack;
-    const MatrixA<P> q = {s.q, depth}, weights = {s.weights + skipped, elements<P>(key_tile)};
-    const MatrixB<P> k = {shared_.k + index * g_.key_columns(g_.head_dim) + int64_t(columns.begin) * depth, depth};
-    const MatrixB<P> v = {shared_.v + index * g_.key_rows(g_.value_dim) + skipped * kPanel<P>, elements<P>(key_tile)};
+    const int first_row = tokens.begin * g_.group, rows = tokens.count() * g_.group;
+    const int weight_stride = elements<P>(key_tile), out_stride = g_.padded_value_dim();
+    const MatrixA<P> q = {s.q + int64_t(first_row) * depth, depth};
+    const MatrixA<P> weights = {s.weights + int64_t(first_row) * weight_stride + skipped, weight_stride};
+    const MatrixB<P> k = {packed.k + int64_t(columns.begin) * depth, depth};
+    const MatrixB<P> v = {packed.v + skipped * kPanel<P>, weight_stride};
 
-    multiply<P, Into::kReplace, false>({s.scores + columns.begin, key_tile}, q, k, rows, columns.count(), depth);
+    multiply<P, Into::kReplace, false>({s.scores + int64_t(first_row) * key_tile + columns.begin, key_tile}, q, k, rows,
+                                       columns.count(), depth);
     const TileMask<Acc, kGeneral> mask = {
         s.queries.position, s.queries.depth,    shared_.masks.end + first_key, shared_.masks.depth + first_key,
         first_position,     p_.rectangle.window};
     const bool masked = partial || keys < key_tile;
-    scale_and_mask(s, mask, tokens, columns, masked);
-    update_maximum(s, rows);
-    take_weights(s, rows, columns);
-    multiply<P, Into::kScaleAdd, false>({s.out, g_.padded_value_dim()}, weights, v, rows, g_.value_dim,
-                                        elements<P>(columns.count()), s.factor);
+    scale_and_mask(s, mask, first_row, rows, columns, masked);
+    update_maximum(s, first_row, rows);
+    take_weights(s, first_row, rows, columns);
+    multiply<P, Into::kScaleAdd, false>({s.out + int64_t(first_row) * out_stride, out_stride}, weights, v, rows,
+                                        g_.value_dim, elements<P>(columns.count()), s.factor + first_row);
+  }
+
+  // Those from the first key's position on, up to where the last subtree ends: of many short branches, a few.
+  Tokens tokens_that_see(const Scratch<P>& s, int tile, int num_tokens, int64_t first_position) const {
+    const auto *begin = s.queries.position, *end = begin + num_tokens;
+    const IntOf<Acc> until = shared_.seen_until[tile];
+    return {int(std::lower_bound(begin, end, IntOf<Acc>(first_position)) - begin),
+            int(std::lower_bound(begin, end, until) - begin)};
   }
 
   // Scores to log2 units, -inf where the mask says so; leaves each row's maximum in `factor`.
-  void scale_and_mask(Scratch<P>& s, const TileMask<Acc, kGeneral>& mask, int tokens, Columns columns, bool masked) {
+  void scale_and_mask(Scratch<P>& s, const TileMask<Acc, kGeneral>& mask, int first_row, int rows, Columns columns,
+                      bool masked) {
     const bool capped = kGeneral && p_.softcap != 0;
-    for (int row = 0; row < tokens * g_.group; ++row) {
+    for (int row = first_row; row < first_row + rows; ++row) {
       Acc* scores = s.scores + int64_t(row) * g_.header.key_tile;
+      const int token = row / g_.group;
       Vector<Acc> maximum = broadcast(-kInfinity<Acc>);
       for (int column = columns.begin; column < columns.end; column += kWidth) {
         Vector<Acc> x = load(scores + column);
         x = capped ? tanh<Acc>(x * scale_.over_cap) * scale_.cap_log2 : x * scale_.log2;
-        if (masked) x = mask.visible(row % tokens, column) ? x : broadcast(-kInfinity<Acc>);
+        if (masked) x = mask.visible(token, column) ? x : broadcast(-kInfinity<Acc>);
         maximum = max<Acc>(x, maximum);
         store(scores + column, x);
       }
@@ -159,8 +216,10 @@ class Forward {
     }
   }
 
-  void update_maximum(Scratch<P>& s, int rows) {
-    for (int row = 0; row < rows; row += kWidth) {
+  // A vector of rows at a time: those behind the last keep their maximum.
+  void update_maximum(Scratch<P>& s, int first_row, int rows) {
+    store(s.factor + first_row + rows, broadcast(-kInfinity<Acc>));
+    for (int row = first_row; row < first_row + rows; row += kWidth) {
       const Vector<Acc> before = load(s.maximum + row);
       const Vector<Acc> now = max<Acc>(load(s.factor + row), before);
       store(s.maximum + row, now);
@@ -171,8 +230,8 @@ class Forward {
   }
 
   // Scores become weights, rounded for the product; their sum is not.
-  void take_weights(Scratch<P>& s, int rows, Columns columns) {
-    for (int row = 0; row < rows; ++row) {
+  void take_weights(Scratch<P>& s, int first_row, int rows, Columns columns) {
+    for (int row = first_row; row < first_row + rows; ++row) {
       const Acc* scores = s.scores + int64_t(row) * g_.header.key_tile;
       Element* weights = s.weights + int64_t(row) * elements<P>(g_.header.key_tile);
       const Acc maximum = s.maximum[row] == -kInfinity<Acc> ? Acc(0) : s.maximum[row];
@@ -199,15 +258,15 @@ class Forward {
         shared_.slot_lse[slot_row] = lse;
         for (int i = 0; i < g_.value_dim; ++i) shared_.slot_out[slot_row * g_.value_dim + i] = out[i] * inverse;
       } else {
-        finish_row(out, inverse, lse, item.query_tile, head, tokens, row);
+        finish_row(out, inverse, lse, item.query_tile, head, row);
       }
     }
   }
 
   // Lets the sink in and writes a row: out = values * factor.
-  void finish_row(const Acc* values, Acc factor, Acc lse, int tile, int head, int tokens, int row) {
-    const int query_head = head * g_.group + row / tokens;
-    const int64_t query = int64_t(tile) * g_.header.query_tile + row % tokens;
+  void finish_row(const Acc* values, Acc factor, Acc lse, int tile, int head, int row) {
+    const int query_head = head * g_.group + row % g_.group;
+    const int64_t query = int64_t(tile) * g_.header.query_tile + row / g_.group;
     if (p_.sinks) {
       const Acc sink = static_cast<const Acc*>(p_.sinks)[query_head];
       const Acc top = larger_lse<Acc>(sink, lse);
@@ -243,7 +302,7 @@ class Forward {
         for (int i = 0; i < g_.value_dim; ++i) values[i] += out[i] * weight;
       }
       const bool seen = top != -kInfinity<Acc>;
-      finish_row(values, seen ? 1 / sum : Acc(0), log_sum<Acc>(top, sum), m.query_tile, head, tokens, row);
+      finish_row(values, seen ? 1 / sum : Acc(0), log_sum<Acc>(top, sum), m.query_tile, head, row);
     }
   }
 

@@ -53,7 +53,7 @@ struct Geometry {
 
   const PlanHeader& header;
   int group, kv_heads, head_dim, value_dim;
-  int max_rows;  // of a query tile: token by token, for each head of the group
+  int max_rows;  // of a query tile: tokens times heads of the group
 };
 
 // Per key, what the mask needs, in lanes as wide as a score. Keys are rounded up to whole tiles.

@@ -46,24 +46,26 @@ inline void convert_row(typename P::Value* to, const S* from, int count) {
   }
 }
 
-// Rows of tokens [first_row, first_row + num_tokens) for heads [first_head, first_head + num_heads), head by head.
+// Rows of tokens [first_row, first_row + num_tokens) for heads [first_head, first_head + num_heads).
 struct RowRange {
   int64_t first_row;
   int num_tokens;
   int first_head, num_heads;
   int dim;
   const uint8_t* unseen_rows = nullptr;  // [rows of the tensor] non-zero: read as zero; or null
+  bool by_token = false;                 // all heads of a token, then the next; else all tokens of a head
 
   int num_rows() const { return num_tokens * num_heads; }
+  int64_t token(int row) const { return first_row + (by_token ? row / num_heads : row % num_tokens); }
+  int head(int row) const { return first_head + (by_token ? row % num_heads : row / num_tokens); }
 };
 
 // Where a row of the tile comes from; null for a row that nobody sees.
 template <class S>
 inline const S* row_source(const Rows& source, const RowRange& range, int row) {
-  const int64_t token = range.first_row + row % range.num_tokens;
+  const int64_t token = range.token(row);
   if (range.unseen_rows && range.unseen_rows[token]) return nullptr;
-  const int head = range.first_head + row / range.num_tokens;
-  return static_cast<const S*>(source.data) + token * source.row_stride + head * source.head_stride;
+  return static_cast<const S*>(source.data) + token * source.row_stride + range.head(row) * source.head_stride;
 }
 
 // A row in the products' format, zeros for one that nobody sees or that is missing. Of an odd number of values the last
