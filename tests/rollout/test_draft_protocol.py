@@ -1,8 +1,11 @@
-"""What a draft may be, and that a layer with hidden states fits the protocol."""
+"""What a draft may be, what is left if nodes are left out, and that a layer with hidden states fits the protocol."""
+
+import doctest
 
 import pytest
 import torch
 
+from regrow.rollout import drafters as module
 from regrow.rollout.drafters import Draft, Drafter, DraftState, check_draft
 
 STATE = DraftState("a", [1, 2], max_tokens=4, depth=2, width=2)
@@ -35,7 +38,7 @@ def test_a_chain_and_no_draft_pass():
         (Draft([-1, -1, 0], [5, 6, 7]), "node 2 has parent 0: list the tree in preorder, .* node 1 or above it"),
         (Draft([-1, -2], [5, 6]), "node 1 has parent -2: list"),
         (Draft.chain([5, 6, 7]), "node 2 is at depth 3, the depth asked for is 2: end the path there"),
-        (Draft([-1, 0, -1], [5, 6, 5]), "node 2 is token 5, as a sibling is: list a token once below node -1"),
+        (Draft([-1, 0, -1], [5, 6, 5]), "node 2 is token 5, as a sibling below node -1 is: draw without"),
         (Draft([-1, -1, -1], [5, 6, 7]), "node -1 has more than 2 children, the width asked for: keep"),
         (Draft.chain([5, 6], [0.5]), "the draft has 2 tokens and 1 scores: score each, or none"),
         (Draft.chain([5, 6], [0.5, 0.6]), "node 1 has score 0.6 below 0.5: give the probability"),
@@ -59,6 +62,62 @@ def test_a_chain_and_no_draft_pass():
 def test_messages_of_the_check(draft, message):
     with pytest.raises(ValueError, match=message):
         check_draft(draft, STATE, 8)
+
+
+def test_children_depths_and_draws():
+    tree = Draft([-1, 0, 0, -1, 3], [5, 6, 7, 6, 1])
+    assert tree.children == {-1: [0, 3], 0: [1, 2], 1: [], 2: [], 3: [4], 4: []}
+    assert tree.depths == [1, 2, 2, 1, 2] and tree.draws == 1
+    assert Draft(tree.parents, tree.tokens, None, {3: EVEN}).draws == 2
+    assert Draft(tree.parents, tree.tokens, None, {-1: EVEN, 3: EVEN}).draws == 3
+    assert Draft().children == {-1: []} and Draft().depths == [] and Draft().draws == 1
+    assert Draft(distributions={}).draws == 1
+
+
+TREE = Draft([-1, 0, 0, -1, 3], [5, 6, 7, 6, 1], [0.5, 0.25, 0.2, 0.5, 0.1])
+
+
+def test_keeping_some_nodes():
+    assert TREE.keep([0, 2, 3]) == Draft([-1, 0, -1], [5, 7, 6], [0.5, 0.2, 0.5])
+    assert TREE.keep([3, 4]) == Draft([-1, 0], [6, 1], [0.5, 0.1])
+    assert TREE.keep(range(5)) == TREE
+    assert TREE.keep([]) == Draft([], [], []) and Draft().keep([]) == Draft([], [])
+
+
+def test_keeping_some_of_what_was_drawn():
+    rows = {node: EVEN.roll(node) for node in (-1, 0, 3)}
+    drawn = Draft(TREE.parents, TREE.tokens, TREE.scores, rows)
+    kept = drawn.keep([0, 3, 4])
+    assert (kept.parents, kept.tokens, kept.scores) == ([-1, -1, 1], [5, 6, 1], [0.5, 0.5, 0.1])
+    assert set(kept.distributions) == {-1, 1}
+    assert kept.distributions[-1] is rows[-1] and kept.distributions[1] is rows[3]
+    assert check_draft(kept, STATE, 8) is kept and drawn.keep([]).distributions == {}
+    with pytest.raises(ValueError, match="node 2 is kept, its sibling 1 is not, and they were drawn in this order"):
+        drawn.keep([0, 2])
+    with pytest.raises(ValueError, match="node 3 is kept, its sibling 0 is not"):
+        drawn.keep([3])
+    # Those below a node without a distribution were chosen, so any of them may go.
+    assert Draft(TREE.parents, TREE.tokens, None, {-1: EVEN}).keep([0, 2]).tokens == [5, 7]
+
+
+@pytest.mark.parametrize(
+    "nodes, message",
+    [
+        ([1], "node 1 is kept, its parent 0 is not: keep the path to each node"),
+        ([0, 4], "node 4 is kept, its parent 3 is not"),
+        ([3, 0], r"nodes are \[3, 0\], the draft has 5: give some of them, each once, sorted"),
+        ([0, 0], r"nodes are \[0, 0\]"),
+        ([-1, 0], r"nodes are \[-1, 0\]"),
+        ([0, 5], r"nodes are \[0, 5\]"),
+    ],
+)
+def test_nodes_that_are_no_draft(nodes, message):
+    with pytest.raises(ValueError, match=message):
+        TREE.keep(nodes)
+
+
+def test_examples():
+    assert doctest.testmod(module).failed == 0
 
 
 class PairedDrafter(Drafter):

@@ -1,8 +1,10 @@
 """What a drafter is: the state it sees, the draft it gives, and the one check of drafts."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 _SUM_TOLERANCE = 1e-2  # bf16 probabilities of a large vocabulary sum to 1 no better
@@ -27,6 +29,12 @@ class Draft:
     `parents[i]` is the node above node `i`, -1 for the last accepted token; siblings stand in the order in which they
     are to be tried, which for a sampled drafter is the order in which they were drawn.
 
+    Sampled drafts, those with `distributions`, leave the target's distribution as it is if each token that was drawn
+    is proposed whatever it is. Whether a node is a child at all may depend on the tokens above it and on its rank among
+    its siblings, never on its own token or on what was drawn below it: a drafter must not throw away drawn tokens for
+    their low probability. Draws use DRAFT_STREAM of `sampling.uniform`, which is independent of what `verify` gets.
+    Without distributions the tokens may be chosen in any way.
+
     >>> Draft(parents=[-1, 0, 0], tokens=[5, 6, 7]).path(2)
     [5, 7]
     """
@@ -46,6 +54,30 @@ class Draft:
     def __len__(self):
         return len(self.tokens)
 
+    @property
+    def children(self):
+        """From each node, -1 included, to the list of its children, in order."""
+        children = {node: [] for node in range(-1, len(self))}
+        for node, parent in enumerate(self.parents):
+            children[parent].append(node)
+        return children
+
+    @property
+    def depths(self):
+        """The number of tokens on the path to each node: 1 for children of -1."""
+        depths = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    @property
+    def draws(self):
+        """How many random numbers `verify` needs for a position: 1, and one for each child that was drawn at a node."""
+        if not self.distributions:
+            return 1
+        drawn = Counter(parent for parent in self.parents if parent in self.distributions)
+        return 1 + max(drawn.values(), default=0)
+
     def path(self, node):
         """The tokens from the last accepted one, left out, to the node."""
         tokens = []
@@ -54,14 +86,57 @@ class Draft:
             node = self.parents[node]
         return tokens[::-1]
 
+    def keep(self, nodes):
+        """The draft of these nodes alone, with their scores and the distributions that still have children.
+
+        Raises ValueError unless the nodes ascend, each comes with its parent, and each drawn one with the siblings that
+        were drawn before it, since it was drawn from what they left.
+
+        >>> Draft(parents=[-1, 0, 0], tokens=[5, 6, 7]).keep([0, 2])
+        Draft(parents=[-1, 0], tokens=[5, 7], scores=None, distributions=None)
+        """
+        nodes = list(nodes)
+        _check_kept(self, nodes)
+        number = {node: index for index, node in enumerate([-1, *nodes], start=-1)}  # from the old to the new
+        parents = [self.parents[node] for node in nodes]
+        distributions = self.distributions
+        if distributions is not None:
+            distributions = {number[node]: distributions[node] for node in sorted(distributions.keys() & set(parents))}
+        return Draft(
+            [number[parent] for parent in parents],
+            [self.tokens[node] for node in nodes],
+            None if self.scores is None else [self.scores[node] for node in nodes],
+            distributions,
+        )
+
     @property
     def expected_accepted(self):
         """The estimated number of accepted tokens, or None without scores: what a caller weighs against the cost."""
         return None if self.scores is None else sum(self.scores)
 
 
+def _check_kept(draft, nodes):
+    if nodes and not (nodes[0] >= 0 and nodes[-1] < len(draft) and all(a < b for a, b in pairwise(nodes))):
+        raise ValueError(f"nodes are {nodes!r:.80}, the draft has {len(draft)}: give some of them, each once, sorted")
+    kept, left_out = {-1, *nodes}, {}  # left_out: from a node to the first of its children that is not kept
+    for node, parent in enumerate(draft.parents):
+        if node not in kept:
+            left_out.setdefault(parent, node)
+        elif parent not in kept:
+            raise ValueError(f"node {node} is kept, its parent {parent} is not: keep the path to each node")
+        elif draft.distributions is not None and parent in draft.distributions and parent in left_out:
+            raise ValueError(
+                f"node {node} is kept, its sibling {left_out[parent]} is not, and they were drawn in this order: "
+                "leave out the last ones first"
+            )
+
+
 class Drafter(ABC):
     """Proposes tokens that the model verifies. The engine calls, per sequence: begin, (propose, observe)*, finish.
+
+    A drafter that samples gives the distributions, draws with DRAFT_STREAM of `sampling.uniform` and proposes what it
+    drew, whatever it is: whether there is a child may depend on the tokens above it and on its rank, never on its own
+    token (see `Draft`).
 
     Hidden states are aligned to what they predict: the row beside a token is the state from which that token was drawn,
     so that of the token before it. A layer that predicts from (token t+1, hidden t) reads the rows as they come.
@@ -144,7 +219,10 @@ def _check_tree(draft, state, vocabulary):
             )
         siblings = children.setdefault(parent, set())
         if token in siblings:
-            raise ValueError(f"node {node} is token {token}, as a sibling is: list a token once below node {parent}")
+            raise ValueError(
+                f"node {node} is token {token}, as a sibling below node {parent} is: draw without replacement, "
+                "or merge them"
+            )
         siblings.add(token)
         if len(siblings) > state.width:
             raise ValueError(
