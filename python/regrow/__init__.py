@@ -29,6 +29,7 @@ __all__ = [
     "replay",
     "replay_gather",
     "replay_scatter",
+    "rollout",
     "row_logprobs",
     "tree_attention",
     "tree_logprobs",
@@ -41,10 +42,10 @@ def __getattr__(name):
         from regrow.performance import explain
 
         return explain
-    if name == "replay":
-        return importlib.import_module("regrow.replay")
+    if name in ("replay", "rollout"):
+        return importlib.import_module(f"regrow.{name}")
     raise AttributeError(f"module 'regrow' has no attribute {name!r}")
 
 
 def __dir__():
-    return [*globals(), "explain", "replay"]
+    return [*globals(), "explain", "replay", "rollout"]

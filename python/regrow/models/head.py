@@ -40,14 +40,15 @@ def uncompiled(model):
     return causal_lm
 
 
-def last_hidden(model, tree):
-    """Runs the model on the tree: hidden [T,H], what enters its head, and logits [1,V] of the first row, magnified."""
+def last_hidden(model, tree, *, probe=True):
+    """Runs the model on the tree: hidden [T,H], what enters its head, and logits [1,V] of the first row, magnified;
+    without `probe` the head gets no rows, and logits are [0,V]."""
     head = linear_head(transformers_model(model))
     rows = []
 
     def keep_rows(_, arguments):
         rows.append(arguments[0])
-        return PROBE_SCALE * arguments[0][:, :1]
+        return PROBE_SCALE * arguments[0][:, : int(probe)]
 
     handle = head.register_forward_pre_hook(keep_rows)
     try:

@@ -1,7 +1,7 @@
 """A transformers causal LM under `regrow.replay`: its hidden states by segment, and its head."""
 
 from regrow.head import Head
-from regrow.models.checks import refuse_model
+from regrow.models.checks import longest_length, refuse_model, rotary_settings
 from regrow.models.head import PROBE_SCALE, find_scaling, last_hidden, linear_head, uncompiled
 
 
@@ -20,8 +20,16 @@ class TransformersModel:
         refuse_model(self.causal_lm, tree)
         refuse_auxiliary_loss(self.causal_lm.config.get_text_config(decoder=True))
 
+    @property
+    def context_tokens(self):
+        """The longest sequence whose positions the model knows, or None."""
+        config = self.causal_lm.config.get_text_config(decoder=True)
+        limits = [longest_length(config, rope) for rope in rotary_settings(config)]
+        limits.append(getattr(config, "max_position_embeddings", None))
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def replay_hidden(self, segment):
-        hidden, logits = last_hidden(self.model, segment)
+        hidden, logits = last_hidden(self.model, segment, probe=self.head is None)
         if self.head is None:
             self.head = Head(self.weight, *find_scaling(self.causal_lm, PROBE_SCALE * hidden[:1], self.weight, logits))
         return hidden

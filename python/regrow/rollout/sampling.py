@@ -159,9 +159,10 @@ def draw(probabilities, uniforms):
 
 def _block_sums(probabilities):
     whole = probabilities.size(1) // _BLOCK * _BLOCK
-    blocks = probabilities[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK)).sum(-1, dtype=torch.float64)
-    rest = probabilities[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
-    return torch.cat([blocks, rest], 1)
+    # Sums of fp32 in fp32 round as their terms did; in fp64 torch would first copy all of them.
+    blocks = probabilities[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK)).sum(-1)
+    rest = probabilities[:, whole:].sum(-1, keepdim=True)
+    return torch.cat([blocks, rest], 1).double()
 
 
 def _shares(weights):

@@ -1,0 +1,92 @@
+"""From hidden states to tokens: the head, the sampled distribution, verification, and log-probs of what is emitted."""
+
+from dataclasses import dataclass
+
+import torch
+
+from regrow.dtypes import accumulation_dtype
+from regrow.logit_chunks import rows_per_chunk
+from regrow.rollout.sampling import target_probabilities, uniform
+from regrow.rollout.verify import verify
+
+_ops = torch.ops.regrow
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one sequence gains by a step: accepted draft nodes, and tokens, one more than those, with log-probs."""
+
+    path: list[int]
+    tokens: list[int]
+    logprobs: list[float]  # the model's own
+    sampling_logprobs: list[float]  # of the distribution that was sampled
+
+
+class NextTokens:
+    """Draws and verifies for some sequences at once, a chunk of logits [rows, V] at a time.
+
+    head: `regrow.head.Head`; sampling: `Sampling`; seed: an int of 64 bits.
+    """
+
+    def __init__(self, head, sampling, seed):
+        self.head, self.sampling, self.seed = head, sampling, seed
+
+    def __call__(self, hidden, drafts, sequences, positions):
+        """hidden [R,H]: for each draft the row of its last token, then one per node -> a list of `Emitted`.
+
+        sequences: number of each; positions: how many response tokens each has, so the place of the one to be drawn.
+        """
+        rows = [1 + len(draft) for draft in drafts]
+        limit, begin, emitted = rows_per_chunk(self.head.weight), 0, []
+        while begin < len(drafts):
+            end = begin + 1
+            while end < len(drafts) and sum(rows[begin : end + 1]) <= limit:
+                end += 1
+            first = sum(rows[:begin])
+            some = slice(begin, end)
+            part = hidden[first : first + sum(rows[some])]
+            emitted += self._emit(part, drafts[some], sequences[some], positions[some])
+            begin = end
+        return emitted
+
+    def _emit(self, hidden, drafts, sequences, positions):
+        logits = self.logits(hidden)
+        probabilities = target_probabilities(logits, self.sampling)
+        verified = verify(drafts, probabilities, self._uniforms(drafts, sequences, positions))
+        rows, tokens, first = [], [], 0
+        for draft, one in zip(drafts, verified, strict=True):
+            rows += [first, *(first + 1 + node for node in one.path)]
+            tokens += [*(draft.tokens[node] for node in one.path), one.token]
+            first += 1 + len(draft)
+        own, sampled = self._logprobs(logits, probabilities, rows, tokens)
+        emitted, begin = [], 0
+        for one in verified:
+            some = slice(begin, begin + 1 + len(one.path))
+            emitted.append(Emitted(one.path, tokens[some], own[some], sampled[some]))
+            begin = some.stop
+        return emitted
+
+    def logits(self, hidden):
+        """[R,H] -> [R,V] in fp32 (fp64 for fp64), by the products that `regrow.row_logprobs` uses."""
+        head = self.head
+        logits = hidden.new_empty(len(hidden), head.weight.size(0), dtype=accumulation_dtype(hidden.dtype))
+        _ops.head_logits_out(hidden, head.weight, logits)
+        if head.scale != 1:
+            logits *= head.scale
+        return logits if head.softcap is None else logits.div_(head.softcap).tanh_().mul_(head.softcap)
+
+    def _logprobs(self, logits, probabilities, rows, tokens):
+        rows, tokens = (torch.tensor(x, device=logits.device) for x in (rows, tokens))
+        sampled = probabilities[rows, tokens].log().tolist()
+        lse, _ = _ops.logits_row_stats(logits, 1.0, None)
+        return (logits[rows, tokens] - lse[rows]).tolist(), sampled
+
+    def _uniforms(self, drafts, sequences, positions):
+        """[R, draws]: the numbers of each row's sequence and position, whatever was drafted."""
+        draws = max(draft.draws for draft in drafts)
+        row_sequences, row_positions = [], []
+        for draft, sequence, position in zip(drafts, sequences, positions, strict=True):
+            row_sequences += [sequence] * (1 + len(draft))
+            row_positions += [position, *(position + depth for depth in draft.depths)]
+        numbers = uniform(self.seed, torch.tensor(row_sequences), torch.tensor(row_positions), draws)
+        return numbers.to(self.head.weight.device)
