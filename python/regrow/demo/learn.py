@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from regrow.demo.batch import make_batch
-from regrow.demo.rollout import mean_reward, sample_groups
+from regrow.demo.rollout import mean_reward
 from regrow.demo.updates import packed_update
 from regrow.replay import ReplayStats
 
@@ -95,8 +95,6 @@ def learn(model, master, draws, num_steps, *, chunk_tokens=None, on_step=lambda 
     return steps
 
 
-def heldout_reward(model, tokenizer, task, max_new_tokens):
+def heldout_reward(sampler, task):
     """Mean reward of the likeliest (greedy) response to each held-out question."""
-    entries = list(task.heldout.values())
-    groups = sample_groups(model, tokenizer, task, entries, group_size=1, max_new_tokens=max_new_tokens, greedy=True)
-    return mean_reward(groups)
+    return mean_reward(sampler.likeliest(list(task.heldout.values())))

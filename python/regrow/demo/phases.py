@@ -16,11 +16,15 @@ class Phases(Progress):
 
     @contextmanager
     def phase(self, name, description, total):
-        """A bar for one phase; yields `advance(*, count=1, label=None)`."""
+        """A bar for one phase; yields `advance(*, count=1, label=None, of=None)`: of is the total, if known later."""
         bar = self.add_task(description, total=total)
         started = time.perf_counter()
 
-        def advance(*, count=1, label=None):
+        def advance(*, count=1, label=None, of=None):
+            nonlocal total
+            if of is not None:
+                total = of
+                self.update(bar, total=of)
             if label is not None:
                 self.update(bar, description=f"{description}: {label}")
             self.update(bar, advance=count)

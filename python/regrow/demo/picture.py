@@ -22,10 +22,12 @@ SHOWN_SHARE = 0.5  # of what all sequences share, in lengths of the rest
 def draw(report, batch, path):
     """Writes the picture of a report (demo/report.json) and of the batch that was compared as PNG to `path`."""
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(14, 8), dpi=110, layout="constrained")
-        panels = figure.subplot_mosaic(
-            [["rewards", "rewards", "seconds", "bytes"], ["tree", "tree", "ledger", "ledger"]]
-        )  # fmt: skip
+        figure = Figure(figsize=(14, 11.5), dpi=110, layout="constrained")
+        panels = figure.subplot_mosaic([
+            ["rewards", "rewards", "seconds", "bytes"],
+            ["tree", "tree", "ledger", "ledger"],
+            ["speed", "speed", "choice", "choice"],
+        ])  # fmt: skip
         settings = report["settings"]
         figure.suptitle(
             f"{settings['model']} learns {settings['task']}: GRPO on prefix trees, {settings['threads']} CPU thread(s)",
@@ -45,6 +47,8 @@ def draw(report, batch, path):
             "(beyond weights, with gradients)",
         )  # fmt: skip
         draw_ledger(panels["ledger"], report)
+        draw_speed(panels["speed"], report["rollout"])
+        draw_choice(panels["choice"], report["rollout"]["trace"])
         figure.savefig(path, format="png")
 
 
@@ -136,3 +140,29 @@ def draw_ledger(axes, report):
     for name, color in LEDGER.values():
         axes.plot([], [], "s", color=color, ms=9, label=name)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=3, frameon=False)
+
+
+def draw_speed(axes, rollout):
+    """Tokens a second of each rollout, and on the right how many tokens a sequence gains by a step."""
+    numbers = np.arange(1, 1 + len(rollout["tokens"]))
+    axes.plot(numbers, rollout["tokens_per_second"], "o-", color=PACKED, ms=3)
+    axes.set(xlabel="rollout", ylabel="tokens a second", ylim=(0, None))
+    axes.yaxis.label.set_color(PACKED)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    right = axes.twinx()
+    right.plot(numbers, rollout["acceptance_length"], "D-", color=HELDOUT, ms=3)
+    right.set(ylabel="acceptance length", ylim=(1, max(1.2, 1.1 * max(rollout["acceptance_length"]))))
+    right.yaxis.label.set_color(HELDOUT)
+    axes.set_title("rollouts", fontsize=10)
+
+
+def draw_choice(axes, trace):
+    """Sequences alive in each step, and the tokens that were drafted for them: how many were accepted."""
+    steps = np.arange(1, 1 + len(trace))
+    live, drafted, accepted = ([step[name] for step in trace] for name in ("live", "drafted", "accepted"))
+    axes.step(steps, live, where="mid", color=REPLICATED, lw=2, label="sequences")
+    axes.bar(steps, drafted, color="#f2b134", width=0.9, label="drafted tokens")
+    axes.bar(steps, accepted, color=PACKED, width=0.9, label="accepted")
+    axes.set(xlabel="step", ylabel="sequences, tokens")
+    axes.set_title("what the last rollout chose", fontsize=10)
+    axes.legend(frameon=False)

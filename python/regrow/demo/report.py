@@ -59,6 +59,23 @@ def ledger_report(ledgers):
     }
 
 
+def rollout_report(stats):
+    """The part of the report on rollouts: lists hold one number each, the trace one row a step of the last."""
+    return {
+        "tokens": [one.tokens for one in stats],
+        "tokens_per_second": [one.tokens_per_second for one in stats],
+        "acceptance_length": [one.acceptance_length for one in stats],
+        "drafted": [one.drafted for one in stats],
+        "accepted": [one.accepted for one in stats],
+        "steps": [one.steps for one in stats],
+        "steps_that_draft": [sum(drafted > 0 for _, drafted, *_ in one.trace) for one in stats],
+        "trace": [
+            {"live": live, "drafted": drafted, "accepted": accepted, "seconds": drafting + step}
+            for live, drafted, accepted, drafting, step in stats[-1].trace
+        ],
+    }
+
+
 def learning_report(steps, before, after):
     """The part of the report on learning: lists hold one number a step."""
     rewards = [step.reward for step in steps]

@@ -23,13 +23,15 @@ from regrow.demo.report import (
     comparison_report,
     learning_report,
     ledger_report,
+    rollout_report,
     versions,
     write_report,
 )
-from regrow.demo.rollout import choose_groups, sample_groups
+from regrow.demo.rollout import Sampler, choose_groups
 from regrow.demo.tables import tables
 from regrow.demo.task import Task
 from regrow.models import NAME, smollm2
+from regrow.rollout import calibrate
 
 NUM_COMPARED = 2
 MAX_NEW_TOKENS = 32
@@ -45,9 +47,10 @@ class Scale:
     rounds: int = ROUNDS
     steps: int = 40
     group: int = 8
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 64)  # at which steps of a rollout are timed
 
 
-FULL, QUICK = Scale(), Scale(questions=4, heldout=16, rounds=1, steps=3, group=4)
+FULL, QUICK = Scale(), Scale(questions=4, heldout=16, rounds=1, steps=3, group=4, batch_sizes=(1, 4, 16))
 
 
 def run(*, seed, task, model, out, steps=None, group=None, quick=False):
@@ -67,7 +70,8 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
         questions = Task(task, tokenizer, seed=seed, num_heldout=scale.heldout)
         policy = copy.deepcopy(reference).to(policy_dtype())
         policy.set_attn_implementation(NAME)
-        samples = sampled(policy, tokenizer, questions, scale)
+        sampler = Sampler(policy, tokenizer, questions, calibrated(phases, policy, scale), max_new_tokens=MAX_NEW_TOKENS)
+        samples = sampled(sampler, questions, scale)
         with phases.phase("sample", f"sampling {scale.questions} groups of {scale.group}", 1):
             first = next(samples)
         compared, questions_seen = choose_groups(chain([first], samples), NUM_COMPARED)
@@ -78,8 +82,9 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
         master = Master(policy, dict(reference.named_parameters()))
         del reference
         # The first sample is still the policy's own.
-        report |= learn_and_test(phases, policy, master, tokenizer, questions, chain([first], samples), scale)
+        report |= learn_and_test(phases, policy, master, sampler, questions, chain([first], samples), scale)
 
+    report["rollout"] = rollout_report(sampler.stats)
     report["settings"] = {
         "seed": seed, "task": task, "questions": scale.questions, "group": scale.group, "steps": scale.steps,
         "heldout": scale.heldout, "max_new_tokens": MAX_NEW_TOKENS, "learning_rate": LEARNING_RATE,
@@ -93,13 +98,16 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
     return verdict(report, console)
 
 
-def sampled(policy, tokenizer, questions, scale):
+def calibrated(phases, policy, scale):
+    """What a rollout's step costs here, by sequences and drafted tokens."""
+    with phases.phase("calibrate", "what a step of a rollout costs", None) as advance:
+        return calibrate(policy, batch_sizes=scale.batch_sizes, progress=lambda done, total: advance(of=total))
+
+
+def sampled(sampler, questions, scale):
     """Yields groups sampled from the policy as it is when they are asked for."""
     while True:
-        entries = questions.questions(scale.questions)
-        yield sample_groups(
-            policy, tokenizer, questions, entries, group_size=scale.group, max_new_tokens=MAX_NEW_TOKENS
-        )
+        yield sampler.sample(questions.questions(scale.questions), scale.group)
 
 
 def compare_updates(phases, reference, batch, scale):
@@ -121,10 +129,10 @@ def account(phases, reference, batch):
     return ledgers
 
 
-def learn_and_test(phases, policy, master, tokenizer, questions, draws, scale):
+def learn_and_test(phases, policy, master, sampler, questions, draws, scale):
     """The report's part on learning: held-out questions before and after `scale.steps` updates."""
     with phases.phase("heldout", f"{scale.heldout} held-out questions", 1) as advance:
-        before = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
+        before = heldout_reward(sampler, questions)
         advance(label=f"{before:.2f}")
     with phases.phase("learn", f"{scale.steps} replayed updates", scale.steps) as advance:
         taken = learn(
@@ -132,7 +140,7 @@ def learn_and_test(phases, policy, master, tokenizer, questions, draws, scale):
             on_step=lambda step: advance(label=f"reward {step.reward:.2f}"),
         )  # fmt: skip
     with phases.phase("heldout_after", "held-out questions again", 1) as advance:
-        after = heldout_reward(policy, tokenizer, questions, MAX_NEW_TOKENS)
+        after = heldout_reward(sampler, questions)
         advance(label=f"{after:.2f}")
     return learning_report(taken, before, after)
 

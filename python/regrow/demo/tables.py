@@ -12,7 +12,7 @@ LINES = {
 
 def tables(report):
     ledgers = [ledger_table(report, way) for way in WAYS[1:]]
-    return [comparison_table(report), *ledgers, learning_table(report)]
+    return [comparison_table(report), *ledgers, rollout_table(report), learning_table(report)]
 
 
 def comparison_table(report):
@@ -50,6 +50,22 @@ def ledger_table(report, way):
             "" if measured is None else megabytes(measured),
             "" if ratio is None else f"{ratio:.3f}",
         )
+    return result
+
+
+def rollout_table(report):
+    rollout = report["rollout"]
+    result = new_table(f"{len(rollout['tokens'])} rollouts, speculating where it pays", "first", "last", "all")
+    steps, tokens = sum(rollout["steps"]), sum(rollout["tokens"])
+    seconds = sum(count / rate for count, rate in zip(rollout["tokens"], rollout["tokens_per_second"], strict=True))
+    rates, lengths = rollout["tokens_per_second"], rollout["acceptance_length"]
+    result.add_row("tokens a second", f"{rates[0]:,.0f}", f"{rates[-1]:,.0f}", f"{tokens / seconds:,.0f}")
+    result.add_row("acceptance length", f"{lengths[0]:.2f}", f"{lengths[-1]:.2f}", "")
+    drafting = rollout["steps_that_draft"]
+    shares = [f"{drafting[i]} of {rollout['steps'][i]}" for i in (0, -1)]
+    result.add_row("steps that drafted", *shares, f"{sum(drafting)} of {steps}")
+    drafted, accepted = sum(rollout["drafted"]), sum(rollout["accepted"])
+    result.caption = f"{tokens:,} tokens; {drafted:,} drafted, {accepted:,} of them accepted"
     return result
 
 
