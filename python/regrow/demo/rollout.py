@@ -68,29 +68,6 @@ class Sampler:
         return groups
 
 
-def mean_reward(self):
-        return sum(self.rewards) / len(self.rewards)
-
-    @property
-    def differs(self):
-        """Whether the rewards differ: a group of equal rewards has no advantage and no gradient."""
-        return max(self.rewards) > min(self.rewards)
-
-
-def sample_groups(model, tokenizer, task, entries, *, group_size, max_new_tokens, greedy=False):
-    """Samples `group_size` responses to each entry, all at once, and lets the task's verifier score them."""
-    prompts = [task.prompt(entry) for entry in entries]
-    rows = [prompt for prompt in prompts for _ in range(group_size)]
-    sampled = generate(model, rows, max_new_tokens=max_new_tokens, end_token=tokenizer.eos_token_id, greedy=greedy)
-    groups = []
-    for index, (entry, prompt) in enumerate(zip(entries, prompts, strict=True)):
-        responses = sampled[index * group_size : (index + 1) * group_size]
-        texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
-        rewards = [task.reward(entry, text) for text in texts]
-        groups.append(Group(entry["question"], entry["answer"], prompt, responses, texts, rewards))
-    return groups
-
-
 def mean_reward(groups):
     """Over all responses."""
     return sum(group.mean_reward for group in groups) / len(groups)

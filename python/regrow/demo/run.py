@@ -70,7 +70,9 @@ def run(*, seed, task, model, out, steps=None, group=None, quick=False):
         questions = Task(task, tokenizer, seed=seed, num_heldout=scale.heldout)
         policy = copy.deepcopy(reference).to(policy_dtype())
         policy.set_attn_implementation(NAME)
-        sampler = Sampler(policy, tokenizer, questions, calibrated(phases, policy, scale), max_new_tokens=MAX_NEW_TOKENS)
+        sampler = Sampler(
+            policy, tokenizer, questions, calibrated(phases, policy, scale), max_new_tokens=MAX_NEW_TOKENS
+        )
         samples = sampled(sampler, questions, scale)
         with phases.phase("sample", f"sampling {scale.questions} groups of {scale.group}", 1):
             first = next(samples)

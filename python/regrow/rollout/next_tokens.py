@@ -30,6 +30,7 @@ class NextTokens:
 
     def __init__(self, head, sampling, seed):
         self.head, self.sampling, self.seed = head, sampling, seed
+        self.memory = {}  # of logits and of probabilities, used again
 
     def __call__(self, hidden, drafts, sequences, positions):
         """hidden [R,H]: for each draft the row of its last token, then one per node -> a list of `Emitted`.
@@ -51,7 +52,7 @@ class NextTokens:
 
     def _emit(self, hidden, drafts, sequences, positions):
         logits = self.logits(hidden)
-        probabilities = target_probabilities(logits, self.sampling)
+        probabilities = target_probabilities(logits, self.sampling, out=self._rows("probabilities", hidden))
         verified = verify(drafts, probabilities, self._uniforms(drafts, sequences, positions))
         rows, tokens, first = [], [], 0
         for draft, one in zip(drafts, verified, strict=True):
@@ -67,13 +68,20 @@ class NextTokens:
         return emitted
 
     def logits(self, hidden):
-        """[R,H] -> [R,V] in fp32 (fp64 for fp64), by the products that `regrow.row_logprobs` uses."""
+        """[R,H] -> [R,V] in fp32 (fp64 for fp64), by the products of `regrow.row_logprobs`; until the next call."""
         head = self.head
-        logits = hidden.new_empty(len(hidden), head.weight.size(0), dtype=accumulation_dtype(hidden.dtype))
+        logits = self._rows("logits", hidden)
         _ops.head_logits_out(hidden, head.weight, logits)
         if head.scale != 1:
             logits *= head.scale
         return logits if head.softcap is None else logits.div_(head.softcap).tanh_().mul_(head.softcap)
+
+    def _rows(self, name, hidden):
+        """[R,V] of the memory of this name."""
+        if name not in self.memory or len(self.memory[name]) < len(hidden):
+            shape = len(hidden), self.head.weight.size(0)
+            self.memory[name] = hidden.new_empty(shape, dtype=accumulation_dtype(hidden.dtype))
+        return self.memory[name][: len(hidden)]
 
     def _logprobs(self, logits, probabilities, rows, tokens):
         rows, tokens = (torch.tensor(x, device=logits.device) for x in (rows, tokens))

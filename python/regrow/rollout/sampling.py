@@ -51,10 +51,11 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k!r}, must be an int of at least 1: pass None to keep every token")
 
 
-def target_probabilities(logits, sampling):
+def target_probabilities(logits, sampling, out=None):
     """The distribution of the next token: logits [R, V], a `Sampling` -> probabilities [R, V].
 
-    fp64 for fp64 logits, else fp32. A logit of -inf forbids its token. A row does not depend on the others.
+    fp64 for fp64 logits, else fp32. A logit of -inf forbids its token. A row does not depend on the others. out: where
+    they are written, at will: of a large vocabulary, fresh memory costs as much as the work.
     Top-p: Holtzman et al., The Curious Case of Neural Text Degeneration, 2020.
 
     Raises ValueError for logits that are not [R, V], and for a row whose largest logit is not finite.
@@ -71,15 +72,19 @@ def target_probabilities(logits, sampling):
     largest = logits.amax(-1, keepdim=True)
     _check_largest(largest)
     if sampling.temperature == 0:
-        return torch.zeros_like(logits).scatter_(1, logits.argmax(-1, keepdim=True), 1)
+        out = torch.zeros_like(logits) if out is None else out.zero_()
+        return out.scatter_(1, logits.argmax(-1, keepdim=True), 1)
 
     if sampling.top_k is not None and sampling.top_k < logits.size(1):
         last = logits.topk(sampling.top_k, -1).values[:, -1:]
         logits = logits.masked_fill(~_leading(logits, last, sampling.top_k), -math.inf)
-    # The largest becomes 0, so no temperature overflows.
-    probabilities = ((logits - largest) / sampling.temperature).softmax(-1)
+    out = torch.empty_like(logits) if out is None else out
+    if sampling.temperature != 1:
+        # The largest becomes 0, so no temperature overflows.
+        logits = (logits - largest).div_(sampling.temperature)
+    probabilities = torch.softmax(logits, -1, out=out)
     if sampling.top_p < 1:
-        probabilities = probabilities.masked_fill(~_nucleus(logits, probabilities, sampling.top_p), 0)
+        probabilities.masked_fill_(~_nucleus(logits, probabilities, sampling.top_p), 0)
         probabilities /= probabilities.sum(-1, keepdim=True)
     return probabilities
 
