@@ -7,6 +7,7 @@ import pytest
 
 from regrow.__main__ import main
 from regrow.demo import DemoError, run
+from regrow.rollout import Stats
 
 # What other tools read from the report; dots mean nesting.
 KEYS = (
@@ -17,6 +18,7 @@ KEYS = (
     "seconds.replayed", "peak_bytes.replayed", "loss.replayed", "gradient.packed", "gradient.replayed",
     "replay.replayed.segments", "ledger.packed.total.ratio", "ledger.replayed.path_kv.measured",
     "learning.replay.forward_tokens", "learning.replay.differentiated_tokens", "settings.chunk_tokens",
+    "rollout.tokens_per_second", "rollout.acceptance_length", "rollout.steps_that_draft", "rollout.trace",
 )  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -26,9 +28,15 @@ def stubbed(monkeypatch, model, groups):
     """The demo with the tiny model and groups that need no sampling; returns how it was asked to sample."""
     asked = []
 
-    def sample_groups(policy, tokenizer, task, entries, **options):
-        asked.append((len(entries), options["group_size"]))
-        return groups
+    class Sampler:
+        def __init__(self, policy, tokenizer, task, costs, *, max_new_tokens):
+            self.stats, self.costs = [], costs
+
+        def sample(self, entries, group_size):
+            asked.append((len(entries), group_size))
+            trace = [(2, 0, 0, 0.0, 0.5), (1, 3, 2, 0.1, 0.4)]
+            self.stats.append(Stats(1.0, 0.1, 6, 9, 2, 3, 2, 100, 90, trace))
+            return groups
 
     def questions(name, tokenizer, *, seed, num_heldout):
         return SimpleNamespace(questions=lambda count: [None] * count, num_heldout=num_heldout)
@@ -36,8 +44,8 @@ def stubbed(monkeypatch, model, groups):
     monkeypatch.setattr(run, "CHUNK_TOKENS", 7)  # of a tree of 21, whose sequences share 7
     monkeypatch.setattr(run, "load", lambda folder: (model, None))
     monkeypatch.setattr(run, "Task", questions)
-    monkeypatch.setattr(run, "sample_groups", sample_groups)
-    monkeypatch.setattr(run, "heldout_reward", lambda policy, tokenizer, task, limit: task.num_heldout / 100)
+    monkeypatch.setattr(run, "Sampler", Sampler)
+    monkeypatch.setattr(run, "heldout_reward", lambda sampler, task: task.num_heldout / 100)
     return asked
 
 
@@ -59,9 +67,13 @@ def test_report_holds_every_key(stubbed, tmp_path, capsys):
     assert report["ledger"]["packed"]["total"]["measured"] != report["ledger"]["replayed"]["total"]["measured"]
     assert len(report["learning"]["loss"]) == report["settings"]["steps"] == 6
     assert report["settings"]["seed"] == 3
+    assert report["rollout"]["acceptance_length"] == pytest.approx([1 + 2 / 3] * 6)
+    assert report["rollout"]["steps_that_draft"] == [1] * 6
+    assert report["rollout"]["trace"][1] == {"live": 1, "drafted": 3, "accepted": 2, "seconds": 0.5}
     assert stubbed == [(8, 8)] * 6  # what is compared is the first step's own sample
     assert path.with_suffix(".png").read_bytes().startswith(PNG)
     shown = capsys.readouterr().out
+    assert "acceptance length" in shown and "6 of 12" in shown
     assert "gradient, relative L2" in shown and "total beyond the weights" in shown
 
 

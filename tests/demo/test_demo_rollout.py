@@ -1,10 +1,12 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from regrow.demo import DemoError, rollout
-from regrow.demo.rollout import Group, choose_groups, mean_reward, sample_groups
+from regrow.demo.rollout import Group, Sampler, choose_groups, mean_reward
 from regrow.demo.task import DATASET_SIZE, Task, worked_answer
+from regrow.rollout import CostTable
 
 
 class WordTokenizer:
@@ -26,24 +28,48 @@ def group(name, rewards):
     return Group(name, "1", [1, 2, 3], [[4]] * len(rewards), ["text"] * len(rewards), rewards)
 
 
-def test_each_prompt_gets_its_own_responses(monkeypatch):
-    seen = {}
+TASK = SimpleNamespace(
+    prompt=lambda entry: [entry["number"]],
+    reward=lambda entry, text: float(text == f"<answer>{entry['answer']}</answer>"),
+)
+ENTRIES = [{"question": "a", "answer": "1", "number": 7}, {"question": "b", "answer": "6", "number": 8}]
+COSTS = CostTable([1, 4], [0, 1, 8], [[1.0, 1.01, 1.02], [1.1, 1.12, 1.2]], context_tokens=8, fingerprint={})
 
-    def generate(model, prompts, **options):
-        seen.update(options, prompts=prompts)
-        return [[1], [5], [6, 0], [1]]
+
+def test_each_prompt_gets_its_own_responses(monkeypatch):
+    seen = []
+
+    def generate(model, prompts, group, **options):
+        seen.append((prompts, group, options))
+        responses = [[1], [5], [6, 0], [1]] if group == 2 else [[1], [6]]
+        return SimpleNamespace(responses=lambda: map(torch.tensor, responses), stats=len(seen))
 
     monkeypatch.setattr(rollout, "generate", generate)
-    task = SimpleNamespace(
-        prompt=lambda entry: [entry["number"]],
-        reward=lambda entry, text: float(text == f"<answer>{entry['answer']}</answer>"),
-    )
-    entries = [{"question": "a", "answer": "1", "number": 7}, {"question": "b", "answer": "6", "number": 8}]
-    groups = sample_groups(None, WordTokenizer(), task, entries, group_size=2, max_new_tokens=4)
-    assert seen == {"prompts": [[7], [7], [8], [8]], "max_new_tokens": 4, "end_token": 0, "greedy": False}
+    sampler = Sampler(None, WordTokenizer(), TASK, COSTS, max_new_tokens=4)
+    groups = sampler.sample(ENTRIES, group_size=2)
     assert [group.responses for group in groups] == [[[1], [5]], [[6, 0], [1]]]
     assert [group.rewards for group in groups] == [[1.0, 0.0], [1.0, 0.0]]
     assert mean_reward(groups) == 0.5
+    likeliest = sampler.likeliest(ENTRIES)
+    assert [group.responses for group in likeliest] == [[[1]], [[6]]]
+    drafting = dict(drafter=sampler.drafter, strategy=sampler.selector)
+    assert seen == [
+        ([[7], [8]], 2, dict(max_new_tokens=4, stop=[0], **drafting)),
+        ([[7], [8]], 1, dict(max_new_tokens=4, stop=[0], temperature=0)),
+    ]
+    assert sampler.stats == [1]  # of what is sampled to learn from
+
+
+def test_rollouts_of_a_model_end_and_are_drafted_for(model):
+    model.set_attn_implementation("regrow")
+    sampler = Sampler(model, WordTokenizer(), TASK, COSTS, max_new_tokens=12)
+    for _ in range(3):
+        groups = sampler.sample(ENTRIES, group_size=4)
+    responses = [response for group in groups for response in group.responses]
+    assert all(0 not in response[:-1] for response in responses)
+    assert all(len(response) == 12 or response[-1] == 0 for response in responses)
+    assert [stats.tokens > 0 for stats in sampler.stats] == [True] * 3
+    assert sum(stats.drafted for stats in sampler.stats) > 0
 
 
 def test_groups_without_spread_are_passed_over():

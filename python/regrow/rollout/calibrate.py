@@ -102,7 +102,7 @@ def row_of(measured, tokens):
 
 
 class Rehearsal:
-    """A batch in the middle of its rollout, with keys and values of no meaning."""
+    """A batch of sequences that have their first token, behind a prompt of random ones."""
 
     def __init__(self, adapted, batch, most_tokens, context_tokens):
         weight = adapted.replay_head().weight
@@ -115,6 +115,7 @@ class Rehearsal:
             adapted, prompts, Layout(prompts, 1 + most_tokens, batch), (), keep_hidden=False, device=self.device
         )
         self.cache.admit(0)
+        self.cache.fill([0])
         self.sequences = [Sequence(number, 0, prompt, tokens=prompt[:1]) for number in range(batch)]
         for sequence in self.sequences:
             self.cache.start(sequence)
