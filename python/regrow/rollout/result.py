@@ -76,6 +76,11 @@ class Rollout:
             mask[path[:length]] = False
         return mask
 
+    @property
+    def masks(self):
+        """Boolean [P + n] for each sequence, true at its response: what objectives of `regrow.replay` take."""
+        return [torch.arange(len(s)) >= length for s, length in zip(self.sequences, self.prompt_lengths, strict=True)]
+
     def responses(self):
         """The sequences without their prompts."""
         return [s[length:] for s, length in zip(self.sequences, self.prompt_lengths, strict=True)]
