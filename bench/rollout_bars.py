@@ -148,12 +148,39 @@ def costs(dtype):
         for tokens, value in zip(table.tokens, values, strict=True)
         if size * (1 + tokens) <= 256
     ]
+    rows += floors(models, table)
     for acceptance in (0.5, 0.7, 0.9):
         rows += [
             Row(f"predicted best at acceptance {acceptance}", f"batch {size}", gain, "x of none", note=str(strategy))
             for size, strategy, gain in table.table(acceptance)
         ]
     return rows
+
+
+def floors(models, table):
+    """A step without drafts against the time to read all weights once, and to multiply all rows by them."""
+    weight = models.plain.lm_head.weight
+    num_weights = sum(parameter.numel() for parameter in models.plain.parameters())  # the head's are the embedding's
+    reading = product_seconds(weight, 1) / weight.numel() * num_weights
+    rows = []
+    for size, (step, *_) in zip(table.batch_sizes, table.seconds, strict=True):
+        floor = max(reading, product_seconds(weight, size) / weight.numel() * num_weights)
+        workload = f"a step of {size} sequences, {models.dtype}"
+        rows.append(Row(workload, "floor: one product with all weights", 1e3 * floor, "ms"))
+        rows.append(Row(workload, "over its floor", step / floor, "x"))
+    return rows
+
+
+def product_seconds(weight, num_rows):
+    """Seconds of torch's product of so many rows with the head."""
+    x = torch.randn(num_rows, weight.size(1), dtype=weight.dtype)
+    with torch.no_grad():
+        rounds = []
+        for _ in range(9):
+            began = time.perf_counter()
+            torch.nn.functional.linear(x, weight)
+            rounds.append(time.perf_counter() - began)
+    return statistics.median(rounds)
 
 
 def dtype_of(name):

@@ -15,7 +15,7 @@ from regrow.rollout.layout import Layout
 from regrow.rollout.next_tokens import NextTokens
 from regrow.rollout.prompts import Prompts
 from regrow.rollout.sampling import Sampling
-from regrow.rollout.sequences import Sequence, draft_places
+from regrow.rollout.sequences import Sequence, place
 from regrow.rollout.step import Shapes
 
 BATCH_SIZES = (1, 4, 16, 64)
@@ -127,9 +127,8 @@ class Rehearsal:
         drafts = [Draft.chain(self.tokens[:count])] * len(self.sequences)
         self.synchronize()
         began = time.perf_counter()
-        laid = [draft_places(*pair)[0] for pair in zip(self.sequences, drafts, strict=True)]
-        tokens = np.array([sequence.tokens + self.tokens[:count] for sequence in self.sequences], np.int64).ravel()
-        hidden = self.cache.forward(np.concatenate(laid), tokens)
+        step = place(self.sequences, drafts)
+        hidden = self.cache.forward(step.places, step.tokens)
         self.next_tokens(hidden, drafts, [s.number for s in self.sequences], [1] * len(self.sequences))
         self.synchronize()
         return time.perf_counter() - began

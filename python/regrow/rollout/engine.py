@@ -2,13 +2,12 @@
 
 import time
 
-import numpy as np
 import torch
 
 from regrow.rollout.drafters import Draft, DraftState, check_draft
 from regrow.rollout.events import Finished, Idle, Started, Stepped
 from regrow.rollout.selector import StepOutcome
-from regrow.rollout.sequences import Sequence, draft_places, is_chain
+from regrow.rollout.sequences import Sequence, Text, place
 
 
 class Engine:
@@ -88,19 +87,12 @@ class Engine:
         live = sorted(self.live, key=lambda sequence: sequence.begin)
         drafts = self.draft(live)
         drafted = time.perf_counter()
-        laid = [draft_places(sequence, draft) for sequence, draft in zip(live, drafts, strict=True)]
-        trees = [
-            (places[1:], ends, depths[1:])
-            for (places, ends, depths), draft in zip(laid, drafts, strict=True)
-            if not is_chain(draft)
-        ]
-        places = np.concatenate([places for places, _, _ in laid])
-        tokens = [token for s, draft in zip(live, drafts, strict=True) for token in (s.tokens[-1], *draft.tokens)]
-        hidden = self.cache.forward(places, np.array(tokens, np.int64), trees)
+        step = place(live, drafts)
+        hidden = self.cache.forward(step.places, step.tokens, step.branches.values())
         paths = self.emit(live, drafts, hidden)
-        for sequence, draft, path in zip(live, drafts, paths, strict=True):
-            if sequence.reason is None and not is_chain(draft):
-                self.cache.accept(sequence, path, draft)
+        for index in step.branches:
+            if live[index].reason is None:
+                self.cache.accept(live[index], paths[index], drafts[index])
         outcome = StepOutcome(len(live), drafts, paths, drafted - began, time.perf_counter() - drafted)
         self.trace.append(outcome)
         if self.selector is not None:
@@ -125,10 +117,9 @@ class Engine:
 
     def draft_state(self, sequence, asked):
         room = self.stop.max_new_tokens - len(sequence.tokens) - 1  # the token after the draft's last ends the sequence
-        return DraftState(
-            sequence.number, sequence.prompt_tokens + sequence.tokens, min(asked.tokens, room), min(asked.depth, room),
-            asked.width, sequence.hidden[-1][-1] if self.gives_hidden else None,
-        )  # fmt: skip
+        text = Text(sequence.prompt_tokens, sequence.tokens)
+        hidden = sequence.hidden[-1][-1] if self.gives_hidden else None
+        return DraftState(sequence.number, text, min(asked.tokens, room), min(asked.depth, room), asked.width, hidden)
 
     def emit(self, sequences, drafts, hidden):
         """Draws and verifies from hidden [R,H], appends what is gained and ends whom it ends: the accepted paths."""

@@ -22,6 +22,22 @@ class Emitted:
     sampling_logprobs: list[float]  # of the distribution that was sampled
 
 
+def chunks(sizes, limit):
+    """Yields (end, sum) of runs of sizes that sum to at most the limit, or are one alone.
+
+    >>> list(chunks([2, 3, 9, 1], limit=5))
+    [(2, 5), (3, 9), (4, 1)]
+    """
+    total = 0
+    for index, size in enumerate(sizes):
+        if total and total + size > limit:
+            yield index, total
+            total = 0
+        total += size
+    if total:
+        yield len(sizes), total
+
+
 class NextTokens:
     """Draws and verifies for some sequences at once, a chunk of logits [rows, V] at a time.
 
@@ -37,17 +53,11 @@ class NextTokens:
 
         sequences: number of each; positions: how many response tokens each has, so the place of the one to be drawn.
         """
-        rows = [1 + len(draft) for draft in drafts]
-        limit, begin, emitted = rows_per_chunk(self.head.weight), 0, []
-        while begin < len(drafts):
-            end = begin + 1
-            while end < len(drafts) and sum(rows[begin : end + 1]) <= limit:
-                end += 1
-            first = sum(rows[:begin])
+        emitted, begin, first = [], 0, 0
+        for end, rows in chunks([1 + len(draft) for draft in drafts], rows_per_chunk(self.head.weight)):
             some = slice(begin, end)
-            part = hidden[first : first + sum(rows[some])]
-            emitted += self._emit(part, drafts[some], sequences[some], positions[some])
-            begin = end
+            emitted += self._emit(hidden[first : first + rows], drafts[some], sequences[some], positions[some])
+            begin, first = end, first + rows
         return emitted
 
     def _emit(self, hidden, drafts, sequences, positions):
@@ -95,6 +105,8 @@ class NextTokens:
         row_sequences, row_positions = [], []
         for draft, sequence, position in zip(drafts, sequences, positions, strict=True):
             row_sequences += [sequence] * (1 + len(draft))
-            row_positions += [position, *(position + depth for depth in draft.depths)]
+            row_positions.append(position)
+            if len(draft):
+                row_positions += [position + depth for depth in draft.depths]
         numbers = uniform(self.seed, torch.tensor(row_sequences), torch.tensor(row_positions), draws)
         return numbers.to(self.head.weight.device)

@@ -1,5 +1,6 @@
 """A sequence while it runs: its tokens, its slice of the axis, and when it ends."""
 
+from collections import abc
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,19 +52,57 @@ class Stop:
         return any(tuple(response[-len(run) :]) == run for run in self.runs)
 
 
-def draft_places(sequence, draft):
-    """(places, ends, depths) of the last token and the nodes of a draft behind it, int64 arrays [1 + nodes].
+class Text(abc.Sequence):
+    """A prompt and its response as one sequence of tokens, read where they lie; it grows with the response."""
 
-    The last token is seen by all behind it, as without a draft; a node up to its last descendant: ends [nodes].
+    def __init__(self, prompt, response):
+        self.prompt, self.response = prompt, response
+
+    def __len__(self):
+        return len(self.prompt) + len(self.response)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        place = index - len(self.prompt)
+        return self.prompt[index] if place < 0 else self.response[place]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What one step runs: of each sequence the last token, then its draft's nodes behind it. places, tokens: int64 [R].
+
+    branches: of drafts that are no chains, which sequence, and (places, ends, depths) of the nodes [nodes].
     """
-    count = len(draft)
-    places = sequence.root + np.arange(1 + count)
-    depths = np.array([0, *draft.depths]) + sequence.depth
-    sizes = np.ones(count, np.int64)
-    for node in range(count - 1, -1, -1):
+
+    places: np.ndarray
+    tokens: np.ndarray
+    branches: dict
+
+
+def place(sequences, drafts):
+    """The step of these sequences, in the order of the axis, with these drafts."""
+    places, tokens, branches = [], [], {}
+    for index, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+        root = sequence.root
+        places += range(root, root + 1 + len(draft))
+        tokens.append(sequence.tokens[-1])
+        if len(draft):
+            tokens += draft.tokens
+            if not is_chain(draft):
+                branches[index] = place_nodes(sequence, draft)
+    return Placed(np.array(places), np.array(tokens, np.int64), branches)
+
+
+def place_nodes(sequence, draft):
+    """(places, ends, depths) of a draft's nodes: each is seen up to its last descendant."""
+    sizes = [1] * len(draft)
+    for node in range(len(draft) - 1, -1, -1):
         if draft.parents[node] >= 0:
             sizes[draft.parents[node]] += sizes[node]
-    return places, places[1:] + sizes, depths
+    places = sequence.root + 1 + np.arange(len(draft))
+    return places, places + sizes, sequence.depth + np.array(draft.depths)
 
 
 def is_chain(draft):
