@@ -158,28 +158,28 @@ def costs(dtype):
 
 
 def floors(models, table):
-    """A step without drafts against the time to read all weights once, and to multiply all rows by them."""
-    weight = models.plain.lm_head.weight
+    """A step without drafts against the time to read all weights once, and that of its multiplications."""
     num_weights = sum(parameter.numel() for parameter in models.plain.parameters())  # the head's are the embedding's
-    reading = product_seconds(weight, 1) / weight.numel() * num_weights
+    weight = models.plain.lm_head.weight
+    read = median_seconds(lambda: weight @ weight[0]) / weight.numel() * num_weights
+    square = torch.randn(1024, 1024, dtype=weight.dtype)
+    out = torch.empty_like(square)
+    multiply = median_seconds(lambda: torch.mm(square, square, out=out)) / 1024**3 * num_weights
     rows = []
     for size, (step, *_) in zip(table.batch_sizes, table.seconds, strict=True):
-        floor = max(reading, product_seconds(weight, size) / weight.numel() * num_weights)
-        workload = f"a step of {size} sequences, {models.dtype}"
-        rows.append(Row(workload, "floor: one product with all weights", 1e3 * floor, "ms"))
+        workload, floor = f"a step of {size} sequences, {models.dtype}", max(read, size * multiply)
+        rows.append(Row(workload, "floor: weights read once, or multiplied", 1e3 * floor, "ms"))
         rows.append(Row(workload, "over its floor", step / floor, "x"))
     return rows
 
 
-def product_seconds(weight, num_rows):
-    """Seconds of torch's product of so many rows with the head."""
-    x = torch.randn(num_rows, weight.size(1), dtype=weight.dtype)
-    with torch.no_grad():
-        rounds = []
-        for _ in range(9):
-            began = time.perf_counter()
-            torch.nn.functional.linear(x, weight)
-            rounds.append(time.perf_counter() - began)
+@torch.no_grad()
+def median_seconds(run):
+    rounds = []
+    for _ in range(9):
+        began = time.perf_counter()
+        run()
+        rounds.append(time.perf_counter() - began)
     return statistics.median(rounds)
 
 
