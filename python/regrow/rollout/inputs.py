@@ -2,6 +2,8 @@
 
 import operator
 
+import torch
+
 from regrow.replay.model import refuse_dropout
 from regrow.rollout.drafters import Drafter
 from regrow.rollout.suffix import SuffixDrafter
@@ -18,6 +20,16 @@ def whole(name, value):
     if number < 1:
         raise ValueError(f"{name} is {number}: give 1 or more")
     return number
+
+
+def seed_bits(seed):
+    """The int modulo 2^64; one of torch's generator for None."""
+    if seed is None:
+        return torch.randint(2**63 - 1, ()).item()
+    try:
+        return operator.index(seed) % 2**64
+    except TypeError:
+        raise ValueError(f"seed is {seed!r}: give a whole number, or None for one of torch's generator") from None
 
 
 def token_list(name, tokens, vocabulary):

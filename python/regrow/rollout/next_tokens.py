@@ -38,16 +38,15 @@ class NextTokens:
         sequences: number of each; positions: how many response tokens each has, so the place of the one to be drawn.
         """
         rows = [1 + len(draft) for draft in drafts]
-        limit, begin, emitted = rows_per_chunk(self.head.weight), 0, []
+        limit, begin, first, emitted = rows_per_chunk(self.head.weight), 0, 0, []
         while begin < len(drafts):
-            end = begin + 1
-            while end < len(drafts) and sum(rows[begin : end + 1]) <= limit:
+            end, count = begin + 1, rows[begin]
+            while end < len(drafts) and count + rows[end] <= limit:
+                count += rows[end]
                 end += 1
-            first = sum(rows[:begin])
             some = slice(begin, end)
-            part = hidden[first : first + sum(rows[some])]
-            emitted += self._emit(part, drafts[some], sequences[some], positions[some])
-            begin = end
+            emitted += self._emit(hidden[first : first + count], drafts[some], sequences[some], positions[some])
+            begin, first = end, first + count
         return emitted
 
     def _emit(self, hidden, drafts, sequences, positions):
