@@ -2,6 +2,7 @@
 
 import doctest
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -130,7 +131,7 @@ class Simulation:
             assert layout.begin[leaf] + len(nodes[leaf].tokens) <= begin
             assert begin + layout.slice_tokens <= layout.end(leaf)
         intervals = sorted(interval for interval in intervals if interval[0] < interval[1])
-        assert all(before[1] <= after[0] for before, after in zip(intervals, intervals[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in pairwise(intervals))
         assert not intervals or (intervals[0][0] >= 0 and intervals[-1][1] <= layout.capacity)
 
 

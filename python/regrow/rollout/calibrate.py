@@ -40,8 +40,8 @@ def calibrate(model, *, batch_sizes=BATCH_SIZES, tokens=TOKENS, context_tokens=C
 
     Where the model's context is shorter than `context_tokens` and the drafts, so is the prompt.
 
-    Raises ValueError for grids that `CostTable` refuses, for drafts that alone leave the context, and as `generate` does
-    for the model.
+    Raises ValueError for grids that `CostTable` refuses, for tokens that alone leave the context, and as `generate`
+    does for the model.
 
         costs = regrow.rollout.calibrate(model, path="costs.json")
         print(costs.table(acceptance=0.6))  # the best strategy per batch size, and its predicted gain

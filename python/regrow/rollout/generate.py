@@ -68,12 +68,14 @@ def generate(
     budget_bytes = available_bytes(device) if budget_bytes is None else budget_bytes
     layout, predicted = fit(prompts, max_new_tokens, max_live, bytes_per_token, budget_bytes)
     selector = make_selector(strategy, drafter, model)
+    if on_event is None:  # not `or`: a callable may be an empty list
+        on_event = ignore
 
     keeps_prompts = return_hidden or (drafter is not None and drafter.wants_hidden)
     cache = Cache(adapted, prompts, layout, bytes_per_token.windows, keep_hidden=keeps_prompts, device=device)
     engine = Engine(
         cache, NextTokens(adapted.replay_head(), sampling, seed), ends, max_live=max_live, drafter=drafter,
-        selector=selector, on_event=on_event or (lambda event: None), keep_hidden=return_hidden,
+        selector=selector, on_event=on_event, keep_hidden=return_hidden,
     )  # fmt: skip
     interrupted = False
     try:
@@ -81,6 +83,10 @@ def generate(
     except KeyboardInterrupt:
         interrupted = True
     return gather(engine, predicted, interrupted)
+
+
+def ignore(event):
+    """For rollouts that nobody watches."""
 
 
 def make_selector(strategy, drafter, model):
