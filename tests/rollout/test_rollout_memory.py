@@ -31,7 +31,9 @@ def layings(monkeypatch):
 
 
 def without_freeing(monkeypatch):
-    monkeypatch.setattr(Cache, "visible", lambda cache, window, places: torch.ones(cache.layout.capacity).bool().numpy())
+    monkeypatch.setattr(
+        Cache, "visible", lambda cache, window, places: torch.ones(cache.layout.capacity).bool().numpy()
+    )
 
 
 @pytest.mark.parametrize("max_batch", [None, 4])
