@@ -94,7 +94,7 @@ def test_freeing_changes_nothing(windows, ways, layings, monkeypatch):
 def test_long_prompts_are_filled_in_pieces(layings, monkeypatch):
     monkeypatch.setattr("regrow.rollout.cache.PREFILL_TOKENS", 16)
     beginning = [token % 7 for token in range(50)]
-    prompts = [beginning + [8] * 30, beginning + [9, 10], beginning]
+    prompts = [beginning + [8] * 30, [*beginning, 9, 10], beginning]
     model = TinyPolicy(VOCABULARY, (3, None, 20))
     pieces = generate(model, prompts, 2, max_new_tokens=8, seed=0, max_batch=3, return_hidden=True)
     monkeypatch.undo()

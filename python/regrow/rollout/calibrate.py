@@ -115,7 +115,7 @@ def row_of(measured, tokens):
 
 
 class Rehearsal:
-    """A batch in the middle of its rollout, with keys and values of no meaning."""
+    """A batch in the middle of its rollout."""
 
     def __init__(self, adapted, batch, most_tokens, context_tokens):
         weight = adapted.replay_head().weight
@@ -132,6 +132,7 @@ class Rehearsal:
         for sequence in self.sequences:
             self.cache.start(sequence)
         adapted.replay_hidden(Shapes(prompt[0], self.device))
+        self.cache.fill({0})  # what memory happens to hold may be nan
         self.next_tokens = NextTokens(adapted.replay_head(), Sampling(), seed=0)
 
     def run(self, count):

@@ -50,7 +50,11 @@ def token_list(name, tokens, vocabulary):
 
 def token_lists(prompts, vocabulary):
     """Prompts as lists of ids."""
-    if isinstance(prompts, str) or not hasattr(prompts, "__len__") or len(prompts) == 0:
+    try:
+        count = 0 if isinstance(prompts, str) else len(prompts)
+    except TypeError:  # a generator, a number, a tensor without dimensions
+        count = 0
+    if count == 0:
         raise ValueError(f"prompts is {prompts!r:.80}: give a list of at least one prompt of token ids")
     return [token_list(f"prompt {index}", prompt, vocabulary) for index, prompt in enumerate(prompts)]
 
