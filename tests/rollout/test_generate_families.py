@@ -5,9 +5,10 @@ import torch
 
 import regrow.models
 import regrow.replay
+from guesses import Guesses
 from lifted_casts import LiftedCasts
 from model_families import FAMILIES, make_model, relative_l2
-from regrow.rollout import Draft, Drafter, DraftState, Strategy, generate
+from regrow.rollout import Strategy, generate
 
 # Equal prompts, shared beginnings, one the beginning of another, one of one token.
 PROMPTS = [[1, 2, 3, 4, 5], [1, 2, 3, 9], [1, 2, 3, 4, 5], [1, 2, 3], [30], [1, 2, 3, 9, 10, 11]]
@@ -28,37 +29,6 @@ def logprobs_alone(model, sequence, prompt_length):
     with LiftedCasts():
         logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
     return logits.log_softmax(-1).gather(1, sequence[1:, None])[prompt_length - 1 :, 0]
-
-
-class Guesses(Drafter):
-    """Trees of two branches at every node: the right continuation as one branch, or as none."""
-
-    def __init__(self, sequences, seed):
-        self.right, self.generator = sequences, torch.Generator().manual_seed(seed)
-
-    def observe(self, sequence, tokens, hidden=None):
-        pass
-
-    def propose(self, state: DraftState):
-        right = self.right[state.sequence][len(state.tokens) :]
-        parents, tokens = [], []
-
-        def grow(parent, depth):
-            if depth == min(state.depth, len(right)):
-                return
-            wrong = int(torch.randint(64, (), generator=self.generator))
-            branches = [right[depth]] if wrong == right[depth] else [wrong, right[depth]]
-            if torch.rand((), generator=self.generator) < 0.3:
-                branches.reverse()
-            for token in branches[: state.width]:
-                if len(tokens) == state.max_tokens:
-                    return
-                parents.append(parent)
-                tokens.append(token)
-                grow(len(tokens) - 1, depth + 1)
-
-        grow(-1, 0)
-        return Draft(parents, tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

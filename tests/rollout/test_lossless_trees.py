@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chi_square import chi_square_p_value
 from regrow.rollout.drafters import Draft
 from regrow.rollout.sampling import Sampling, target_probabilities
 from regrow.rollout.verify import Residual
@@ -79,21 +80,6 @@ def model(context, sampling):
     """The next token's distributions, fp64 [contexts, V], after [contexts, 2] tokens: a fixed table of logits."""
     table = torch.randn(START + 1, START + 1, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 1.3
     return target_probabilities(table.double()[context[:, 0], context[:, 1]], sampling)
-
-
-def chi_square_p_value(counts, expected):
-    """P(as unlikely or more) of the counts; cells that expect fewer than 5 are one. 0 if the impossible occurred."""
-    if bool(counts[expected == 0].any()):
-        return 0.0
-    few = expected < 5
-    counts = torch.cat([counts[~few], counts[few].sum()[None]])
-    expected = torch.cat([expected[~few], expected[few].sum()[None]])
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    if len(counts) == 1:
-        return 1.0
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 def test_chi_square_p_value():

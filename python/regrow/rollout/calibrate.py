@@ -38,12 +38,16 @@ def calibrate(model, *, batch_sizes=BATCH_SIZES, tokens=TOKENS, context_tokens=C
     another process of the same model shape, dtype, device, threads and versions reads instead of measuring. progress:
     called with (steps measured, all steps).
 
-    Raises ValueError for grids that `CostTable` refuses, and as `generate` does for the model.
+    Where the model's context is shorter than `context_tokens` and the drafts, so is the prompt.
+
+    Raises ValueError for grids that `CostTable` refuses, for tokens that alone leave the context, and as `generate`
+    does for the model.
 
         costs = regrow.rollout.calibrate(model, path="costs.json")
         print(costs.table(acceptance=0.6))  # the best strategy per batch size, and its predicted gain
     """
     adapted = adapt(model)
+    context_tokens = within_context(adapted, context_tokens, max(tokens))
     fingerprint = describe(model, adapted, batch_sizes, tokens, context_tokens)
     known, key = _measured.setdefault(model, {}), tuple(sorted(fingerprint.items()))
     if key not in known:
@@ -53,6 +57,15 @@ def calibrate(model, *, batch_sizes=BATCH_SIZES, tokens=TOKENS, context_tokens=C
     if path is not None:
         known[key].save(path)
     return known[key]
+
+
+def within_context(adapted, context_tokens, most_tokens):
+    context = getattr(adapted, "context_tokens", None)
+    if context is None:
+        return context_tokens
+    if context < most_tokens + 2:
+        raise ValueError(f"a step of {most_tokens} tokens leaves the model's context of {context}: give fewer tokens")
+    return min(context_tokens, context - most_tokens - 1)
 
 
 def load(path, fingerprint):

@@ -25,6 +25,7 @@ class Engine:
             self.queues[prompt].append(number)
         self.next_prompt = 0  # the first that has no place yet
         self.live, self.finished = [], []
+        self.begun = set()  # sequences that the drafter was told of, and not that they ended
         self.idle = self.step = 0
         self.started_at = time.perf_counter()
         self.prefill_seconds = 0.0
@@ -32,11 +33,15 @@ class Engine:
 
     def run(self):
         """Until all sequences have ended."""
-        while True:
-            self.start_sequences()
-            if not self.live:
-                return
-            self.decode()
+        try:
+            while True:
+                self.start_sequences()
+                if not self.live:
+                    return
+                self.decode()
+        finally:  # an interrupted rollout's drafter may serve another one
+            for number in self.begun:
+                self.drafter.finish(number)
 
     @property
     def now(self):
@@ -53,6 +58,7 @@ class Engine:
                 if self.drafter is not None:
                     hidden = self.cache.prompt_hidden(sequence.prompt)[:-1] if self.gives_hidden else None
                     self.drafter.begin(sequence.number, sequence.prompt_tokens, hidden)
+                    self.begun.add(sequence.number)
             hidden = torch.stack([self.cache.last_hidden(sequence.prompt) for sequence in new])
             self.live += new
             self.emit(new, [Draft()] * len(new), hidden)
@@ -140,18 +146,19 @@ class Engine:
             if self.drafter is not None:
                 self.drafter.observe(sequence.number, one.tokens[:count], rows if self.gives_hidden else None)
         self.step += 1
-        drafted, accepted = sum(map(len, drafts)), sum(len(one.path) for one in emitted)
-        self.on_event(Stepped(self.now, self.step, gained, drafted, accepted))
-        self.end_sequences()
-        return [one.path for one in emitted]
-
-    def end_sequences(self):
         ended = [sequence for sequence in self.live if sequence.reason is not None]
         self.live = [sequence for sequence in self.live if sequence.reason is None]
+        self.finished += ended  # all of them, before an event may interrupt
+        drafted, accepted = sum(map(len, drafts)), sum(len(one.path) for one in emitted)
+        self.on_event(Stepped(self.now, self.step, gained, drafted, accepted))
+        self.end_sequences(ended)
+        return [one.path for one in emitted]
+
+    def end_sequences(self, ended):
         for sequence in ended:
-            self.finished.append(sequence)
             siblings = any(other.prompt == sequence.prompt for other in self.cache.running if other is not sequence)
             self.cache.end(sequence, last=not siblings and not self.queues[sequence.prompt])
             self.on_event(Finished(self.now, sequence.number, sequence.reason, len(sequence.tokens)))
             if self.drafter is not None:
+                self.begun.remove(sequence.number)
                 self.drafter.finish(sequence.number)

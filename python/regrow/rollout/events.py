@@ -35,7 +35,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Idle:
-    """The number of slots without a sequence has changed, and no sequence is waiting for one of them."""
+    """The number of slots without a sequence has changed, and no waiting sequence, if any, has room in one of them."""
 
     time: float
     slots: int

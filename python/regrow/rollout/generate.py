@@ -8,7 +8,7 @@ from regrow.replay.model import adapt
 from regrow.rollout.cache import Cache
 from regrow.rollout.calibrate import calibrate
 from regrow.rollout.engine import Engine
-from regrow.rollout.inputs import check_model, make_drafter, stop_runs, token_lists, whole
+from regrow.rollout.inputs import check_model, make_drafter, seed_bits, stop_runs, token_lists, whole
 from regrow.rollout.memory import KeyValueBytes, available_bytes, fit
 from regrow.rollout.next_tokens import NextTokens
 from regrow.rollout.prompts import Prompts
@@ -17,6 +17,7 @@ from regrow.rollout.sampling import Sampling
 from regrow.rollout.selector import Calibrated, Fixed, Selector
 from regrow.rollout.sequences import Stop
 from regrow.rollout.step import Shapes
+from regrow.rollout.strategy import NONE
 
 
 @torch.no_grad()
@@ -56,7 +57,7 @@ def generate(
     prompts = Prompts(token_lists(prompts, vocabulary), group)
     check_model(model, adapted, prompts, max_new_tokens)
     ends = Stop(stop_runs(stop, model, vocabulary), max_new_tokens)
-    seed = torch.randint(2**63 - 1, ()).item() if seed is None else seed % 2**64
+    seed = seed_bits(seed)
     drafter = make_drafter(drafter, vocabulary)
     max_live = prompts.num_sequences
     max_live = max_live if max_batch is None else min(max_live, whole("max_batch", max_batch))
@@ -67,12 +68,14 @@ def generate(
     budget_bytes = available_bytes(device) if budget_bytes is None else budget_bytes
     layout, predicted = fit(prompts, max_new_tokens, max_live, bytes_per_token, budget_bytes)
     selector = make_selector(strategy, drafter, model)
+    if on_event is None:  # not `or`: a callable may be an empty list
+        on_event = ignore
 
     keeps_prompts = return_hidden or (drafter is not None and drafter.wants_hidden)
     cache = Cache(adapted, prompts, layout, bytes_per_token.windows, keep_hidden=keeps_prompts, device=device)
     engine = Engine(
         cache, NextTokens(adapted.replay_head(), sampling, seed), ends, max_live=max_live, drafter=drafter,
-        selector=selector, on_event=on_event or (lambda event: None), keep_hidden=return_hidden,
+        selector=selector, on_event=on_event, keep_hidden=return_hidden,
     )  # fmt: skip
     interrupted = False
     try:
@@ -82,10 +85,14 @@ def generate(
     return gather(engine, predicted, interrupted)
 
 
+def ignore(event):
+    """For rollouts that nobody watches."""
+
+
 def make_selector(strategy, drafter, model):
     """What decides how much to draft; None without a drafter."""
     if drafter is None:
-        if strategy not in (None, "none"):
+        if strategy not in (None, "none", NONE):
             raise ValueError(f"strategy is {strategy}, and nothing drafts: give a drafter, 'suffix' for one")
         return None
     if isinstance(strategy, Selector):

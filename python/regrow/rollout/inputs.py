@@ -2,6 +2,8 @@
 
 import operator
 
+import torch
+
 from regrow.replay.model import refuse_dropout
 from regrow.rollout.drafters import Drafter
 from regrow.rollout.suffix import SuffixDrafter
@@ -18,6 +20,16 @@ def whole(name, value):
     if number < 1:
         raise ValueError(f"{name} is {number}: give 1 or more")
     return number
+
+
+def seed_bits(seed):
+    """The int modulo 2^64; one of torch's generator for None."""
+    if seed is None:
+        return torch.randint(2**63 - 1, ()).item()
+    try:
+        return operator.index(seed) % 2**64
+    except TypeError:
+        raise ValueError(f"seed is {seed!r}: give a whole number, or None for one of torch's generator") from None
 
 
 def token_list(name, tokens, vocabulary):
@@ -38,7 +50,11 @@ def token_list(name, tokens, vocabulary):
 
 def token_lists(prompts, vocabulary):
     """Prompts as lists of ids."""
-    if isinstance(prompts, str) or not hasattr(prompts, "__len__") or len(prompts) == 0:
+    try:
+        count = 0 if isinstance(prompts, str) else len(prompts)
+    except TypeError:  # a generator, a number, a tensor without dimensions
+        count = 0
+    if count == 0:
         raise ValueError(f"prompts is {prompts!r:.80}: give a list of at least one prompt of token ids")
     return [token_list(f"prompt {index}", prompt, vocabulary) for index, prompt in enumerate(prompts)]
 

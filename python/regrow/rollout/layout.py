@@ -14,8 +14,8 @@ class Layout:
     """Intervals of one axis of `capacity` positions.
 
     capacity: of a leaf, tokens + min(count, max_live) * slice_tokens; of an inner node, tokens + the sum over its
-    children, or, where it has more than `places` of them, + places * the largest; of the axis, as an inner node without
-    tokens. places = 2 ceil(max_live / the smallest count), all children if max_live is the number of sequences.
+    children, or places * the largest of them if that is less; of the axis, as an inner node without tokens. places =
+    2 ceil(max_live / the smallest count), all children if max_live is the number of sequences.
     """
 
     def __init__(self, prompts, slice_tokens, max_live):
@@ -47,7 +47,7 @@ class Layout:
 
     def _below(self, node, children):
         sizes = [self.size[child] for child in children]
-        if len(children) > self.limit:
+        if self.limit * max(sizes) < sum(sizes):
             sizes = [max(sizes)] * self.limit
             self.free_places[node] = list(range(self.limit))
         else:

@@ -12,9 +12,9 @@ from regrow.tree import PrefixTree
 class Stats:
     """tokens: sampled ones; rows: tokens that passed through the model, prompts once; steps: forwards that decode.
 
-    drafted, accepted: draft tokens, over all steps. trace: (live sequences, draft tokens, accepted ones, seconds of
-    drafting, seconds of the forward and verification) of each step. predicted_kv_bytes, kv_bytes: keys and values at
-    the most.
+    drafted, accepted: draft tokens, also those behind a stop. trace: (live sequences, draft tokens, accepted ones,
+    seconds of drafting, seconds of the forward and verification) of each step. predicted_kv_bytes, kv_bytes: keys and
+    values at the most.
     """
 
     seconds: float
