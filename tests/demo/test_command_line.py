@@ -7,7 +7,7 @@ import pytest
 
 from regrow.__main__ import main
 from regrow.demo import DemoError, run
-from regrow.rollout import Stats
+from regrow.rollout import Stats, StepStats
 
 # What other tools read from the report; dots mean nesting.
 KEYS = (
@@ -34,7 +34,7 @@ def stubbed(monkeypatch, model, groups):
 
         def sample(self, entries, group_size):
             asked.append((len(entries), group_size))
-            trace = [(2, 0, 0, 0.0, 0.5), (1, 3, 2, 0.1, 0.4)]
+            trace = [StepStats(2, 0, 0, 0.0, 0.5), StepStats(1, 3, 2, 0.1, 0.4)]
             self.stats.append(Stats(1.0, 0.1, 6, 9, 2, 3, 2, 100, 90, trace))
             return groups
 
@@ -69,7 +69,7 @@ def test_report_holds_every_key(stubbed, tmp_path, capsys):
     assert report["settings"]["seed"] == 3
     assert report["rollout"]["acceptance_length"] == pytest.approx([1 + 2 / 3] * 6)
     assert report["rollout"]["steps_that_draft"] == [1] * 6
-    assert report["rollout"]["trace"][1] == {"live": 1, "drafted": 3, "accepted": 2, "seconds": 0.5}
+    assert report["rollout"]["trace"][1] == StepStats(1, 3, 2, 0.1, 0.4)._asdict()
     assert stubbed == [(8, 8)] * 6  # what is compared is the first step's own sample
     assert path.with_suffix(".png").read_bytes().startswith(PNG)
     shown = capsys.readouterr().out

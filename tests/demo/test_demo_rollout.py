@@ -42,7 +42,7 @@ def test_each_prompt_gets_its_own_responses(monkeypatch):
     def generate(model, prompts, group, **options):
         seen.append((prompts, group, options))
         responses = [[1], [5], [6, 0], [1]] if group == 2 else [[1], [6]]
-        return SimpleNamespace(responses=lambda: map(torch.tensor, responses), stats=len(seen))
+        return SimpleNamespace(responses=lambda: map(torch.tensor, responses), stats=len(seen), interrupted=False)
 
     monkeypatch.setattr(rollout, "generate", generate)
     sampler = Sampler(None, WordTokenizer(), TASK, COSTS, max_new_tokens=4)
@@ -58,6 +58,12 @@ def test_each_prompt_gets_its_own_responses(monkeypatch):
         ([[7], [8]], 1, dict(max_new_tokens=4, stop=[0], temperature=0)),
     ]
     assert sampler.stats == [1]  # of what is sampled to learn from
+
+
+def test_an_interrupt_ends_the_demo(monkeypatch):
+    monkeypatch.setattr(rollout, "generate", lambda *_, **__: SimpleNamespace(interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        Sampler(None, WordTokenizer(), TASK, COSTS, max_new_tokens=4).sample(ENTRIES, group_size=2)
 
 
 def test_rollouts_of_a_model_end_and_are_drafted_for(model):

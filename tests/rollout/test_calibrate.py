@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from regrow.rollout import Calibrated, CostTable, calibrate, generate
-from regrow.rollout import calibrate as package_member  # the function, not its module
+from regrow.rollout import Calibrated, CostTable, calibrate, calibration, generate
 from tiny_policy import TinyPolicy
 
 GRID = dict(batch_sizes=(1, 3), tokens=(0, 1, 4), context_tokens=20)
@@ -15,16 +14,17 @@ GRID = dict(batch_sizes=(1, 3), tokens=(0, 1, 4), context_tokens=20)
 @pytest.fixture
 def measured(monkeypatch):
     """The grids that were measured, not read."""
-    module = __import__("sys").modules["regrow.rollout.calibrate"]
-    calls, measure = [], module.measure
-    monkeypatch.setattr(module, "measure", lambda *arguments: (calls.append(arguments[1:4]), measure(*arguments))[1])
+    calls, measure = [], calibration.measure
+    monkeypatch.setattr(
+        calibration, "measure", lambda *arguments: (calls.append(arguments[1:4]), measure(*arguments))[1]
+    )
     return calls
 
 
 def test_the_table_covers_the_grid(measured):
     progress = []
     costs = calibrate(TinyPolicy(), **GRID, progress=lambda done, total: progress.append((done, total)))
-    assert package_member is calibrate and isinstance(costs, CostTable)
+    assert isinstance(costs, CostTable)
     assert costs.batch_sizes == [1, 3] and costs.tokens == [0, 1, 4] and costs.context_tokens == 20
     assert all(0 < second < 10 for row in costs.seconds for second in row) and len(costs.seconds) == 2
     total = progress[-1][1]

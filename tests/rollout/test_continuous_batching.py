@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from guesses import Guesses
-from regrow.rollout import Drafter, Finished, Idle, Started, Stepped, Strategy, SuffixDrafter, engine, generate
+from regrow.rollout import Draft, Drafter, Finished, Idle, Started, Stepped, Strategy, SuffixDrafter, engine, generate
 from regrow.rollout.prompts import Prompts
 from tiny_policy import TinyPolicy
 
@@ -264,7 +264,40 @@ def test_results_are_prompt_major_and_a_tree_for_training():
     mask = rollout.response_mask
     for path, length, logprobs in zip(rollout.paths(), rollout.prompt_lengths, rollout.logprobs, strict=True):
         torch.testing.assert_close(on_axis[path[length:]], logprobs, rtol=0, atol=1e-12)
-        assert not mask[path[:length]].any()
-    prompt_tokens = {tuple(prompt[: n + 1]) for prompt in PROMPTS for n in range(len(prompt))}
-    nodes = {tuple(text[: n + 1]) for text in texts(rollout) for n in range(len(text))}
-    assert int(mask.sum()) == len(nodes - prompt_tokens)
+        assert mask[path[length:]].all()
+    nodes = set()
+    for text, length in zip(texts(rollout), rollout.prompt_lengths, strict=True):
+        nodes |= {tuple(text[: n + 1]) for n in range(length, len(text))}
+    assert int(mask.sum()) == len(nodes)
+    for part, length, logprobs in zip(rollout.masks, rollout.prompt_lengths, rollout.old_logprobs, strict=True):
+        assert not part[:length].any() and part[length:].all() and len(part) == len(logprobs)
+        assert not logprobs[:length].any()
+
+
+def test_a_failing_drafter_loses_nothing_that_is_finished():
+    class Failing(Drafter):
+        def propose(self, state):
+            if len(state.tokens) > len(PROMPTS[0]) + 3:
+                raise RuntimeError("out of ideas")
+            return Draft()
+
+        def observe(self, sequence, tokens, hidden=None):
+            pass
+
+    whole, _ = roll()
+    with pytest.raises(RuntimeError, match="out of ideas") as caught:
+        roll(drafter=Failing(), strategy=Strategy(2), stop=[[token] for token in range(3)])
+    partial = caught.value.rollout
+    assert partial.interrupted and 0 < len(partial.sequences) < len(whole.sequences)
+
+
+def test_a_drafter_is_not_asked_where_the_next_token_is_the_last():
+    class Eager(Drafter):
+        def propose(self, state):
+            return Draft.chain([0])  # whatever max_tokens is
+
+        def observe(self, sequence, tokens, hidden=None):
+            pass
+
+    rollout, _ = roll(drafter=Eager(), strategy=Strategy(2))
+    assert rollout.stats.drafted > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from guesses import Guesses
-from regrow.rollout import NONE, Draft, Drafter, Strategy, cache, engine, generate
+from regrow.rollout import NONE, Draft, Drafter, Strategy, cache, generate, sequences
 from tiny_policy import TinyPolicy, truncated
 
 VOCABULARY, NEW = 11, 12
@@ -128,15 +128,15 @@ def test_log_probs_of_the_model_and_of_what_is_sampled(sampling):
 WRONG = {
     "an accepted branch is not moved": (cache.Axis, "move", lambda axis, source, target: None),
     "a node sees its siblings": (
-        engine,
-        "draft_places",
-        lambda sequence, draft, right=engine.draft_places: (lambda p, e, d: (p, e + 1, d))(*right(sequence, draft)),
+        sequences,
+        "place_nodes",
+        lambda sequence, draft, right=sequences.place_nodes: (lambda p, e, d: (p, e + 1, d))(*right(sequence, draft)),
     ),
     "the mask of a tree stays": (cache.Cache, "accept", lambda *_: None),
     "nodes are one too deep": (
-        engine,
-        "draft_places",
-        lambda sequence, draft, right=engine.draft_places: (lambda p, e, d: (p, e, d + 1))(*right(sequence, draft)),
+        sequences,
+        "place_nodes",
+        lambda sequence, draft, right=sequences.place_nodes: (lambda p, e, d: (p, e, d + 1))(*right(sequence, draft)),
     ),
 }
 

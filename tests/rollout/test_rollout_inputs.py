@@ -6,7 +6,7 @@ import torch
 
 from model_families import make_model
 from regrow import models
-from regrow.rollout import NONE, Draft, Drafter, Fixed, Strategy, SuffixDrafter, generate
+from regrow.rollout import NONE, CostTable, Draft, Drafter, Strategy, SuffixDrafter, generate
 from tiny_policy import TinyPolicy
 
 VOCABULARY = 6
@@ -46,7 +46,11 @@ REFUSED = [
     (dict(prompts="a text"), "prompts is 'a text': give a list of at least one prompt"),
     (dict(prompts=3), "prompts is 3: give a list"),
     (dict(prompts=None), "prompts is None: give a list"),
-    (dict(prompts=iter([[1]])), "prompts is <list_iterator .*: give a list"),
+    (dict(prompts=iter([])), "prompts is <list_iterator .*: give a list"),
+    (dict(on_event=3), "on_event is a int: give a function"),
+    (dict(budget_bytes="1G"), "budget_bytes is '1G': give a whole number"),
+    (dict(temperature="1"), "temperature is '1': give a number"),
+    (dict(drafter="suffix", strategy=CostTable([1], [0, 1], [[1.0, 1.1]], 8, {})), "strategy is a CostTable: give Cal"),
     (dict(prompts=torch.tensor(3)), r"prompts is tensor\(3\): give a list"),
     (dict(prompts=[[1], []]), "prompt 1 is empty: give at least one token"),
     (dict(prompts=[torch.zeros(0, dtype=torch.int64)]), "prompt 0 is empty"),
@@ -86,7 +90,6 @@ REFUSED = [
     (dict(drafter=SuffixDrafter), "drafter is a ABCMeta: give 'suffix', a regrow.rollout.Drafter, or None"),
     (dict(drafter=SuffixDrafter(7)), "the drafter's vocabulary has 7 tokens, the model's 6: use a drafter of the"),
     (dict(strategy=Strategy(3)), "strategy is chain of 3, and nothing drafts: give a drafter, 'suffix' for one"),
-    (dict(strategy=Fixed("none")), "strategy is .*Fixed.*, and nothing drafts"),
     (dict(drafter="suffix", strategy="fast"), "strategy is 'fast': give a Strategy"),
     (dict(drafter="suffix", strategy=4), "strategy is 4: give a Strategy"),
     (dict(drafter=TooFew(), strategy=Strategy(2)), "propose_batch gave 1 drafts for 2 states: give one for each"),

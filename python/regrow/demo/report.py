@@ -68,11 +68,8 @@ def rollout_report(stats):
         "drafted": [one.drafted for one in stats],
         "accepted": [one.accepted for one in stats],
         "steps": [one.steps for one in stats],
-        "steps_that_draft": [sum(drafted > 0 for _, drafted, *_ in one.trace) for one in stats],
-        "trace": [
-            {"live": live, "drafted": drafted, "accepted": accepted, "seconds": drafting + step}
-            for live, drafted, accepted, drafting, step in stats[-1].trace
-        ],
+        "steps_that_draft": [sum(step.drafted > 0 for step in one.trace) for one in stats],
+        "trace": [step._asdict() for step in stats[-1].trace],
     }
 
 

@@ -56,7 +56,10 @@ class Sampler:
     def _generate(self, entries, group_size, **options):
         prompts = [self.task.prompt(entry) for entry in entries]
         stop = [self.tokenizer.eos_token_id]
-        return generate(self.model, prompts, group_size, max_new_tokens=self.max_new_tokens, stop=stop, **options)
+        rollout = generate(self.model, prompts, group_size, max_new_tokens=self.max_new_tokens, stop=stop, **options)
+        if rollout.interrupted:  # what is finished is too little to learn from
+            raise KeyboardInterrupt
+        return rollout
 
     def _groups(self, entries, group_size, rollout):
         sampled, groups = [response.tolist() for response in rollout.responses()], []

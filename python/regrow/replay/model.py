@@ -101,5 +101,5 @@ def refuse_dropout(model):
         if rate := max(rates, default=0.0):
             raise ValueError(
                 f"{name or type(module).__name__} drops or disturbs values at random (rate {rate}) in train mode, and "
-                "segments are run twice: set it to 0, or call model.eval()"
+                "what runs twice must repeat: set it to 0, or call model.eval()"
             )

@@ -3,23 +3,25 @@
 import numpy as np
 import torch
 
-from regrow.rollout.axis import Axis, WindowAxis
+from regrow.rollout.axis import Axis, Places
 from regrow.rollout.step import Step
 
 PREFILL_TOKENS = 1024  # of one forward, which bounds its activations
-WINDOW_ROOM = 64  # places that a window's axis has for what a sequence fills next
+ROOM = 64  # places that an axis has for what a sequence fills next
 
 
 class Cache:
-    """adapted: a `Replayable`; prompts: `Prompts`; layout: `Layout`; windows: those of layers that look back less than
-    a whole sequence. keep_hidden: whether the hidden states of all prompt tokens are kept, or each node's last."""
+    """adapted: a `Replayable`; prompts: `Prompts`; layout: `Layout`; windows: from those of the model's layers, None
+    among them, to those of their axes (`KeyValueBytes`). keep_hidden: whether the hidden states of all prompt tokens
+    are kept, or each node's last."""
 
     def __init__(self, adapted, prompts, layout, windows, *, keep_hidden, device):
         self.adapted, self.prompts, self.layout = adapted, prompts, layout
         self.keep_hidden, self.device = keep_hidden, device
-        self.full = Axis(layout.capacity, device)
-        self.windowed = [WindowAxis(self.full, window, self.visible) for window in sorted(windows)]
-        self.axes = {axis.window: axis for axis in [self.full, *self.windowed]}
+        self.places = Places(layout.capacity)
+        axes = {window: Axis(self.places, window, self.visible, device) for window in set(windows.values())}
+        self.axes = list(axes.values())
+        self.axis_of = {window: axes[own] for window, own in windows.items()}
         self.filled = [0] * len(prompts.nodes)  # tokens of each node whose keys are on the axis
         self.node_hidden = {}  # node -> hidden states of its tokens, or of its last one alone
         self.running = []  # sequences that have a slice
@@ -44,8 +46,8 @@ class Cache:
 
     def _own(self, places, end, depth):
         """Empties the places, for tokens of one path from this depth on that queries see up to `end`."""
-        self.full.set(places, end, depth + np.arange(places.stop - places.start))
-        for axis in self.windowed:
+        self.places.set(places, end, depth + np.arange(places.stop - places.start))
+        for axis in self.axes:
             axis.forget(places)
 
     def end(self, sequence, *, last):
@@ -72,8 +74,8 @@ class Cache:
         for begin in range(0, len(tokens), PREFILL_TOKENS):
             piece = slice(begin, begin + PREFILL_TOKENS)
             self._keep_hidden(node_of[piece], self.forward(places[piece], tokens[piece]))
-        for axis in self.windowed:
-            axis.make_room()
+        for axis in self.axes:
+            axis.trim()
 
     def _keep_hidden(self, node_of, hidden):
         """hidden [R,H] of tokens of the nodes `node_of` [R]."""
@@ -101,16 +103,16 @@ class Cache:
 
         trees: (places, ends, depths) of drafts with branches, which hold for this forward.
         """
-        for tree_places, ends, depths in trees:
-            self.full.set(tree_places, ends, depths)
-        for axis in self.windowed:
+        for tree in trees:
+            self.places.set(*tree)
+        for axis in self.axes:
             axis.make_room(places)
-            for tree_places, ends, depths in trees:
-                axis.set(tree_places, ends, depths)
-        step = Step(self.axes, places, tokens, self.full.depths[places], self.device)
+            for tree_places, *_ in trees:
+                axis.update(tree_places)
+        step = Step(self.axis_of, places, tokens, self.places.depths[places], self.device)
         hidden = self.adapted.replay_hidden(step)
         self.num_rows += len(places)
-        self.peak_bytes = max(self.peak_bytes, sum(axis.kv_bytes for axis in self.axes.values()))
+        self.peak_bytes = max(self.peak_bytes, sum(axis.kv_bytes for axis in self.axes))
         return hidden
 
     def accept(self, sequence, path, draft):
@@ -119,8 +121,9 @@ class Cache:
         first = sequence.root - len(path)
         places = first + np.arange(len(draft))
         end = sequence.begin + self.layout.slice_tokens
-        for axis in self.axes.values():
-            axis.set(places, np.full(len(places), end), len(sequence.prompt_tokens) + places - sequence.begin)
+        self.places.set(places, end, len(sequence.prompt_tokens) + places - sequence.begin)
+        for axis in self.axes:
+            axis.update(places)
             if path != list(range(len(path))):
                 axis.move(first + np.array(path), first + np.arange(len(path)))
 
@@ -130,18 +133,21 @@ class Cache:
         seen[places] = True
         waiting = (p for p, count in enumerate(self.prompts.counts) if self.started[p] < count)
         for prompt in {*waiting, *(sequence.prompt for sequence in self.running)}:
-            self._mark_prompt(seen, prompt, self._next_depth(prompt) - window + 1)
+            self._mark_prompt(seen, prompt, window)
         for sequence in self.running:
-            first = max(0, sequence.depth - window + 1 - len(sequence.prompt_tokens))
-            end = min(sequence.root + WINDOW_ROOM, sequence.begin + self.layout.slice_tokens)
+            first = 0 if window is None else max(0, sequence.depth - window + 1 - len(sequence.prompt_tokens))
+            end = min(sequence.root + ROOM, sequence.begin + self.layout.slice_tokens)
             seen[sequence.begin + first : end] = True
         return seen
 
-    def _mark_prompt(self, seen, prompt, first_depth):
+    def _mark_prompt(self, seen, prompt, window):
+        """What has a place of the prompt's path: without a window all, so that a long prompt is laid out once."""
+        first_depth = 0 if window is None else self._next_depth(prompt) - window + 1
         for node in self.prompts.paths[prompt]:
             begin, depth = self.layout.begin[node], self.prompts.nodes[node].depth
             if begin >= 0:
-                seen[begin + max(0, first_depth - depth) : begin + self.filled[node]] = True
+                end = len(self.prompts.nodes[node].tokens) if window is None else self.filled[node]
+                seen[begin + max(0, first_depth - depth) : begin + end] = True
 
     def _next_depth(self, prompt):
         """The depth of the next query below the prompt: of its own first token that is not filled, at the least."""

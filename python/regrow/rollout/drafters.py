@@ -16,7 +16,7 @@ class DraftState:
 
     sequence: Hashable  # the id that `begin` got
     tokens: Sequence[int]  # prompt and response so far
-    max_tokens: int  # how many tokens may be verified
+    max_tokens: int  # how many tokens may be verified; fewer than asked for near the end of the sequence
     depth: int  # the longest path wished
     width: int = 1  # the most children wished at a node; 1 asks for a chain
     hidden: Any = None  # [H]: the hidden state from which the last token was drawn, so that of the token before it
@@ -181,6 +181,8 @@ def check_draft(draft, state, vocabulary):
     distinct siblings, tokens inside the vocabulary, at most `state.max_tokens`, `state.depth` and `state.width`; scores
     in [0, 1] that do not grow on the way down; a distribution at each node with children, that could draw each of them.
     """
+    if not isinstance(draft, Draft):
+        raise ValueError(f"a draft is a {type(draft).__name__}: give a Draft, an empty one not to speculate")
     num_tokens = len(draft.tokens)
     if len(draft.parents) != num_tokens:
         raise ValueError(

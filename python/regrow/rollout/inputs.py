@@ -5,7 +5,10 @@ import operator
 import torch
 
 from regrow.replay.model import refuse_dropout
+from regrow.rollout.costs import CostTable
 from regrow.rollout.drafters import Drafter
+from regrow.rollout.selector import Fixed, Selector
+from regrow.rollout.strategy import NONE
 from regrow.rollout.suffix import SuffixDrafter
 
 
@@ -25,7 +28,7 @@ def whole(name, value):
 def seed_bits(seed):
     """The int modulo 2^64; one of torch's generator for None."""
     if seed is None:
-        return torch.randint(2**63 - 1, ()).item()
+        return torch.randint(2**63 - 1, (), device="cpu").item()
     try:
         return operator.index(seed) % 2**64
     except TypeError:
@@ -51,12 +54,12 @@ def token_list(name, tokens, vocabulary):
 def token_lists(prompts, vocabulary):
     """Prompts as lists of ids."""
     try:
-        count = 0 if isinstance(prompts, str) else len(prompts)
-    except TypeError:  # a generator, a number, a tensor without dimensions
-        count = 0
-    if count == 0:
+        rows = [] if isinstance(prompts, str) else list(prompts)
+    except TypeError:  # a number, a tensor without dimensions
+        rows = []
+    if not rows:
         raise ValueError(f"prompts is {prompts!r:.80}: give a list of at least one prompt of token ids")
-    return [token_list(f"prompt {index}", prompt, vocabulary) for index, prompt in enumerate(prompts)]
+    return [token_list(f"prompt {index}", prompt, vocabulary) for index, prompt in enumerate(rows)]
 
 
 def stop_runs(stop, model, vocabulary):
@@ -67,6 +70,8 @@ def stop_runs(stop, model, vocabulary):
         if stop != "eos":
             raise ValueError(f"stop is {stop!r}: give None, 'eos', or a list of token ids and of lists of them")
         return [[token] for token in end_tokens(model)]
+    if isinstance(stop, torch.Tensor):
+        stop = stop.tolist()
     if isinstance(stop, int) or not hasattr(stop, "__iter__"):
         raise ValueError(f"stop is {stop!r}: give None, 'eos', or a list of token ids and of lists of them")
     return [
@@ -115,3 +120,20 @@ def make_drafter(drafter, vocabulary):
             "use a drafter of the model's tokenizer"
         )
     return drafter
+
+
+def make_selector(strategy, drafter):
+    """What decides how much to draft; None without a drafter, and where measured costs are to decide."""
+    if isinstance(strategy, CostTable):
+        raise ValueError("strategy is a CostTable: give Calibrated(costs)")
+    if strategy is None or isinstance(strategy, Selector):
+        return strategy if drafter is not None else None
+    fixed = Fixed(strategy)
+    if drafter is None and fixed.strategy != NONE:
+        raise ValueError(f"strategy is {strategy}, and nothing drafts: give a drafter, 'suffix' for one")
+    return None if drafter is None else fixed
+
+
+def check_events(on_event):
+    if on_event is not None and not callable(on_event):
+        raise ValueError(f"on_event is a {type(on_event).__name__}: give a function of one event")

@@ -6,6 +6,7 @@ leaf's place once all of its interval is free.
 """
 
 from heapq import heappop, heappush
+from itertools import accumulate
 
 _SPARE = 2  # places for so many times the prompts that fill a batch, so that a straggler keeps nobody waiting
 
@@ -52,7 +53,7 @@ class Layout:
             self.free_places[node] = list(range(self.limit))
         else:
             self.place_of.update({child: place for place, child in enumerate(children)})
-        self.offsets[node] = [sum(sizes[:i]) for i in range(len(sizes))]
+        self.offsets[node] = list(accumulate(sizes, initial=0))
         return sum(sizes)
 
     def admit(self, prompt):

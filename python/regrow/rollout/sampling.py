@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -40,6 +41,9 @@ class Sampling:
     top_k: int | None = None
 
     def __post_init__(self):
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), Real):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give a number")
         if self.temperature != 0 and not _SMALLEST_TEMPERATURE <= self.temperature <= _LARGEST_TEMPERATURE:
             raise ValueError(
                 f"temperature is {self.temperature}, must be 0 (greedy) or from {_SMALLEST_TEMPERATURE} to "
@@ -47,7 +51,9 @@ class Sampling:
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]: pass 1 to keep every token")
-        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+        if self.top_k is not None and not (
+            isinstance(self.top_k, Integral) and not isinstance(self.top_k, bool) and self.top_k >= 1
+        ):
             raise ValueError(f"top_k is {self.top_k!r}, must be an int of at least 1: pass None to keep every token")
 
 

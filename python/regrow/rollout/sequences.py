@@ -31,6 +31,12 @@ class Sequence:
         """The position id of the last token."""
         return len(self.prompt_tokens) + len(self.tokens) - 1
 
+    def append(self, emitted, count):
+        """The first `count` tokens of an `Emitted`, with their log-probs."""
+        self.tokens += emitted.tokens[:count]
+        self.logprobs += emitted.logprobs[:count]
+        self.sampling_logprobs += emitted.sampling_logprobs[:count]
+
 
 class Stop:
     """Ends of sequences: a response ends behind the first of these runs of tokens, or at `max_new_tokens`."""
@@ -60,6 +66,11 @@ class Text(abc.Sequence):
 
     def __len__(self):
         return len(self.prompt) + len(self.response)
+
+    def __eq__(self, other):
+        return isinstance(other, abc.Sequence) and list(self) == list(other)
+
+    __hash__ = None
 
     def __getitem__(self, index):
         if isinstance(index, slice):

@@ -2,21 +2,23 @@
 
 import torch
 
+from regrow.dtypes import accumulation_dtype
+
 _ops = torch.ops.regrow
 
 
 class Step:
     """Tokens at sorted places of the axis. Models read `tokens` and `position_ids`, int64 [R]; layers call `attend`.
 
-    axes: window -> `Axis`; None for layers without one.
+    axis_of: from each window that layers have, None for those without one, to its `Axis`.
     """
 
-    def __init__(self, axes, places, tokens, depths, device):
-        self.axes, self.places = axes, places
+    def __init__(self, axis_of, places, tokens, depths, device):
+        self.axis_of, self.places = axis_of, places
         self.host_position_ids = torch.from_numpy(depths)
         self.position_ids = self.host_position_ids.to(device)
         self.tokens = torch.from_numpy(tokens).to(device)
-        self.subtree_end = axes[None].subtree_end
+        self.subtree_end = axis_of[None].subtree_end  # whose device models compare with theirs
         self.positions, self.plans = {}, {}
 
     @property
@@ -25,7 +27,11 @@ class Step:
 
     def attend(self, layer, q, k, v, *, scale=None, window=None, softcap=None, sinks=None):
         """Writes k [R,Hkv,D] and v [R,Hkv,Dv] to the axis and attends with q [R,Hq,D]; options as `tree_attention`."""
-        axis = self.axes.get(window, self.axes[None])
+        if window not in self.axis_of:
+            raise RuntimeError(
+                f"a layer has a window of {window}, and none had in the model's first run: a layer's is fixed"
+            )
+        axis = self.axis_of[window]
         if window not in self.positions:
             host = axis.positions(self.places)
             self.positions[window] = host, host.to(axis.device)
@@ -35,7 +41,7 @@ class Step:
         if shape not in self.plans:
             self.plans[shape] = axis.plan(*shape[1:], host)
         if sinks is not None:
-            sinks = sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+            sinks = sinks.to(accumulation_dtype(q.dtype))
         out, _ = _ops.tree_attention_fwd(
             q, keys, values, axis.subtree_end, axis.position_ids, self.plans[shape], positions, 0, 0,
             q.size(-1) ** -0.5 if scale is None else float(scale), axis.window, softcap, sinks, False,

@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -12,6 +13,7 @@ from regrow.rollout.cache import Cache
 from regrow.rollout.costs import CostTable, UnusableCosts
 from regrow.rollout.drafters import Draft
 from regrow.rollout.layout import Layout
+from regrow.rollout.memory import KeyValueBytes
 from regrow.rollout.next_tokens import NextTokens
 from regrow.rollout.prompts import Prompts
 from regrow.rollout.sampling import Sampling
@@ -40,12 +42,14 @@ def calibrate(model, *, batch_sizes=BATCH_SIZES, tokens=TOKENS, context_tokens=C
 
     Where the model's context is shorter than `context_tokens` and the drafts, so is the prompt.
 
-    Raises ValueError for grids that `CostTable` refuses, for tokens that alone leave the context, and as `generate`
-    does for the model.
+    Raises ValueError for grids that `CostTable` refuses, for tokens that alone leave the context, a path in no folder,
+    and as `generate` does for the model.
 
         costs = regrow.rollout.calibrate(model, path="costs.json")
         print(costs.table(acceptance=0.6))  # the best strategy per batch size, and its predicted gain
     """
+    if path is not None and not Path(path).parent.is_dir():
+        raise ValueError(f"path is {path}, in a folder that does not exist: make it first")
     adapted = adapt(model)
     context_tokens = within_context(adapted, context_tokens, max(tokens))
     fingerprint = describe(model, adapted, batch_sizes, tokens, context_tokens)
@@ -124,15 +128,16 @@ class Rehearsal:
         prompt = torch.randint(vocabulary, (context_tokens,), generator=generator).tolist()
         prompts = Prompts([prompt], batch)
         self.tokens = torch.randint(vocabulary, (most_tokens,), generator=generator).tolist()
-        self.cache = Cache(
-            adapted, prompts, Layout(prompts, 1 + most_tokens, batch), (), keep_hidden=False, device=self.device
-        )
+        shapes = Shapes(prompt[0], self.device)
+        adapted.replay_hidden(shapes)
+        windows = KeyValueBytes.of(shapes, context_tokens + 1 + most_tokens).windows
+        layout = Layout(prompts, 1 + most_tokens, batch)
+        self.cache = Cache(adapted, prompts, layout, windows, keep_hidden=False, device=self.device)
         self.cache.admit(0)
         self.cache.fill([0])
         self.sequences = [Sequence(number, 0, prompt, tokens=prompt[:1]) for number in range(batch)]
         for sequence in self.sequences:
             self.cache.start(sequence)
-        adapted.replay_hidden(Shapes(prompt[0], self.device))
         self.next_tokens = NextTokens(adapted.replay_head(), Sampling(), seed=0)
 
     def run(self, count):
