@@ -22,8 +22,7 @@ def test_log_probs_are_those_of_replay(device, family, way):
     model = regrow.models.attach(make_model(family, dtype=torch.bfloat16).to(device))
     rollout = generate(model, PROMPTS, 2, max_new_tokens=NEW, seed=3, **WAYS[way])
     assert [len(response) for response in rollout.responses()] == [NEW] * 10
-    tree = rollout.tree.to(device)
-    replayed = regrow.replay.logprobs(model, tree).cpu()
+    replayed = regrow.replay.logprobs(model, rollout.tree)
     ours, mask = rollout.on_axis(rollout.logprobs), rollout.response_mask
     assert (ours - replayed)[mask].abs().mean() < 0.05
     assert rollout.stats.kv_bytes <= rollout.stats.predicted_kv_bytes

@@ -145,7 +145,7 @@ def refuse_layer(module, query, key, mask, tree, options):
         raise ValueError(
             f"tree= excludes a filled cache: {key.size(2)} keys for {query.size(2)} tokens; pass use_cache=False"
         )
-    refuse_mask(mask)
+    refuse_mask_and_config(mask, getattr(module, "config", None), tree)
     if not options.get("is_causal", True) or not getattr(module, "is_causal", True):
         raise ValueError("tree= excludes attention that is not causal: on a tree, tokens see their ancestors only")
     if options.get("dropout", 0.0):
@@ -164,7 +164,16 @@ def refuse_layer(module, query, key, mask, tree, options):
     if mask.checked_positions is None or mask.checked_positions is not options["position_ids"]:
         refuse_positions(options["position_ids"], tree)
         mask.checked_positions = options["position_ids"]
-    refuse_config(getattr(module, "config", None), tree)
+
+
+def refuse_mask_and_config(mask, config, tree):
+    """`refuse_mask` and `refuse_config`, once for the layers of a forward that share a mask."""
+    checked = mask.checked_for if isinstance(mask, LazyMask) else (None, None)
+    if checked[0] is tree and checked[1] is config:
+        return
+    refuse_mask(mask)
+    refuse_config(config, tree)
+    mask.checked_for = tree, config
 
 
 def refuse_mask(mask):

@@ -31,6 +31,7 @@ class LazyMask:
     def __init__(self, **request):
         self.request = request
         self.checked_positions = None  # the position_ids that were found to be the tree's
+        self.checked_for = None, None  # the tree and config with which mask and config were found to agree
 
     @property
     def window(self):

@@ -119,6 +119,7 @@ def collect(engine, predicted_bytes, interrupted):
         interrupted=interrupted,
         seed=engine.next_tokens.seed,
         stats=stats(engine, predicted_bytes),
+        device=engine.cache.device,
     )
     return replace(rollout, hidden=hidden_on_axis(engine, rollout, finished)) if engine.keep_hidden else rollout
 

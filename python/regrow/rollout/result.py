@@ -58,8 +58,9 @@ class Rollout:
     tokens under the model itself; sampling_logprobs: the same after temperature and truncation, the distribution that
     was sampled. reasons: "stop" or "length". numbers: of each sequence among all that were asked for, which is
     0, 1, 2, ... unless the rollout was interrupted: then the finished ones are here. seed: what they were drawn with.
-    hidden: if asked for, [T,H] on the tree's axis and the model's device, beside each token the state from which it
-    was drawn, that of the token before it; 0 at roots. All else is on the CPU.
+    hidden: if asked for, [T,H] on the tree's axis, beside each token the state from which it was drawn, that of the
+    token before it; 0 at roots. The tree and what lies on its axis are on `device`, the model's; lists of one tensor
+    for each sequence on the CPU.
     """
 
     sequences: list
@@ -71,14 +72,15 @@ class Rollout:
     interrupted: bool
     seed: int
     stats: Stats
+    device: torch.device
     hidden: torch.Tensor | None = None
 
     @cached_property
     def tree(self):
-        """The sequences as a `PrefixTree` on the CPU, ready for training; ValueError if none is finished."""
+        """The sequences as a `PrefixTree`, ready for training; ValueError if none is finished."""
         if not self.sequences:
             raise ValueError("no sequence is finished: the rollout was interrupted before")
-        return PrefixTree.from_sequences(self.sequences)
+        return PrefixTree.from_sequences(self.sequences).to(self.device)
 
     @property
     def masks(self):
@@ -96,7 +98,7 @@ class Rollout:
     @cached_property
     def response_mask(self):
         """Boolean [T]: the tokens of any response on the tree's axis; some may be in another sequence's prompt."""
-        mask = torch.zeros(self.tree.num_tokens, dtype=torch.bool)
+        mask = torch.zeros(self.tree.num_tokens, dtype=torch.bool, device=self.device)
         for path, length in zip(self.paths(), self.prompt_lengths, strict=True):
             mask[path[length:]] = True
         return mask
@@ -111,7 +113,7 @@ class Rollout:
 
     def on_axis(self, values):
         """`logprobs` or `sampling_logprobs` (or any [n] each) as [T] on the tree's axis, 0 elsewhere."""
-        out = torch.zeros(self.tree.num_tokens, dtype=values[0].dtype)
+        out = torch.zeros(self.tree.num_tokens, dtype=values[0].dtype, device=self.device)
         for path, length, value in zip(self.paths(), self.prompt_lengths, values, strict=True):
-            out[path[length:]] = value
+            out[path[length:]] = value.to(self.device)
         return out
