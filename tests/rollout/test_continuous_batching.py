@@ -7,6 +7,7 @@ import torch
 
 from guesses import Guesses
 from regrow.rollout import Draft, Drafter, Finished, Idle, Started, Stepped, Strategy, SuffixDrafter, engine, generate
+from regrow.rollout.axis import Axis
 from regrow.rollout.prompts import Prompts
 from tiny_policy import TinyPolicy
 
@@ -301,3 +302,23 @@ def test_a_drafter_is_not_asked_where_the_next_token_is_the_last():
 
     rollout, _ = roll(drafter=Eager(), strategy=Strategy(2))
     assert rollout.stats.drafted > 0
+
+
+# Prompts of falling lengths, so that one fits into what another leaves, at other depths.
+FALLING = [[n % VOCABULARY] * length for n, length in enumerate([12, 9, 11, 7, 8, 5, 6, 3, 4, 2, 10])]
+
+
+def falling(**options):
+    model = TinyPolicy(VOCABULARY, windows=(None, 3))
+    return texts(generate(model, FALLING, 2, max_new_tokens=NEW, seed=2, stop=[3, 5], **options))
+
+
+def test_a_place_may_go_to_a_prompt_of_another_length():
+    expected = falling()
+    assert all(falling(max_batch=max_batch) == expected for max_batch in (1, 2, 3, 5))
+
+
+def test_places_that_keep_their_old_owner_are_caught(monkeypatch):
+    monkeypatch.setattr(Axis, "forget", lambda axis, places: None)
+    with pytest.raises(AssertionError):
+        test_a_place_may_go_to_a_prompt_of_another_length()
