@@ -99,22 +99,28 @@ def tail(models, costs, prompts, temperature):
 
 
 def choice(dtype):
-    """Tokens a second of the calibrated choice over those of the best fixed strategy."""
+    """Tokens a second of the calibrated choice over those of the best fixed strategy, while the batch is full.
+
+    Each run's drafter begins anew; the selector has seen one rollout before, as in the second step of training.
+    """
     models = Models.load(dtype)
     costs = calibrate(models.ours)
     prompts, rows = question_prompts(models.tokenizer, 4), []
     for batch_size in (1, 4, 16, 64):
-        num_prompts = min(batch_size, 4)
+        num_prompts, selector = min(batch_size, 4), Calibrated(costs)
 
-        def run(seed, strategy, batch_size=batch_size, num_prompts=num_prompts):
+        def run(seed, strategy, batch_size=batch_size, num_prompts=num_prompts, selector=selector):
             stats = generate(
                 models.ours, prompts[:num_prompts], batch_size // num_prompts, max_new_tokens=64, seed=seed,
-                temperature=TEMPERATURES[0], drafter="suffix", strategy=strategy or Calibrated(costs),
+                temperature=TEMPERATURES[0], drafter="suffix", strategy=strategy or selector,
             ).stats  # fmt: skip
-            return sum(drafting + step for *_, drafting, step in stats.trace)
+            full = [step for step in stats.trace if step.live == batch_size]
+            tokens = sum(step.live + step.accepted for step in full)
+            return sum(step.draft_seconds + step.step_seconds for step in full) / tokens
 
         arms = [None, *FIXED]
-        measured = pairs(ROUNDS if batch_size < 16 else 2, *[lambda seed, arm=arm: run(seed, arm) for arm in arms])
+        run(1000, None)
+        measured = pairs(2, *[lambda seed, arm=arm: run(seed, arm) for arm in arms])
         medians = [statistics.median(column) for column in measured]
         best = min(range(1, len(arms)), key=medians.__getitem__)
         workload = f"batch {batch_size}, 64 new tokens, temperature {TEMPERATURES[0]}, {models.dtype}"
@@ -159,8 +165,8 @@ def costs(dtype):
 
 def floors(models, table):
     """A step without drafts against the time to read all weights once, and that of its multiplications."""
-    num_weights = sum(parameter.numel() for parameter in models.plain.parameters())  # the head's are the embedding's
-    weight = models.plain.lm_head.weight
+    num_weights = sum(parameter.numel() for parameter in models.ours.parameters())  # the head's are the embedding's
+    weight = models.ours.lm_head.weight
     read = median_seconds(lambda: weight @ weight[0]) / weight.numel() * num_weights
     square = torch.randn(1024, 1024, dtype=weight.dtype)
     out = torch.empty_like(square)
