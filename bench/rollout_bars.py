@@ -11,6 +11,7 @@ from regrow.rollout import Calibrated, Strategy, SuffixDrafter, calibrate, gener
 
 ROUNDS = 3
 FIXED = ["none", Strategy(2), Strategy(4), Strategy(8), Strategy(4, 2, 8)]
+SIZES = (1, 4, 16, 64)  # of batches
 TEMPERATURES = (0.6, 1.0)  # the second is the model's own, and flat: it is small
 
 
@@ -106,7 +107,7 @@ def choice(dtype):
     models = Models.load(dtype)
     costs = calibrate(models.ours)
     prompts, rows = question_prompts(models.tokenizer, 4), []
-    for batch_size in (1, 4, 16, 64):
+    for batch_size in SIZES:
         num_prompts, selector = min(batch_size, 4), Calibrated(costs)
 
         def run(seed, strategy, batch_size=batch_size, num_prompts=num_prompts, selector=selector):
