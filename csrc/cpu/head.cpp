@@ -153,7 +153,7 @@ class Head {
   void read_rows(Element (*to)[kWeightStride], const Rows& source, const RowRange& range) {
     with_storage(source.dtype, [&]<class S>() {
       for (int row = 0; row < kLanes<Element>; ++row) {
-        // The row that the next call reads: hardware follows too few streams.
+        // Asking for the row that the next call reads: eight rows at once are more streams than are foreseen.
         const char* next = reinterpret_cast<const char*>(row_source<S>(source, range, row % range.num_tokens)) +
                            kLanes<Element> * source.row_stride * int64_t(sizeof(S));
         for (size_t byte = 0; byte < range.dim * sizeof(S); byte += 64) __builtin_prefetch(next + byte);

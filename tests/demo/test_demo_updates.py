@@ -43,8 +43,9 @@ def test_comparison_alternates_and_agrees_in_fp32(model, batch):
     steps = []
     comparison = compare(model, batch, CHUNK, rounds=2, on_step=lambda label, count: steps.append((label, count)))
     assert sum(count for label, count in steps if label == "replicated") == 3 * 7
-    assert [label for label, _ in itertools.groupby(label for label, _ in steps)] == NAMES * 3
-    assert list(comparison.relative_l2) == NAMES[1:] and max(comparison.relative_l2.values()) < 1e-5
+    assert [label for label, _ in itertools.groupby(label for label, _ in steps)] == ["fp64", *NAMES * 3]
+    assert sum(count for label, count in steps if label == "fp64") == 7
+    assert list(comparison.relative_l2) == NAMES and max(comparison.relative_l2.values()) < 1e-5
     assert {name: len(seconds) for name, seconds in comparison.seconds.items()} == dict.fromkeys(NAMES, 2)
     assert min(comparison.peak_bytes.values()) > 0
     updates = comparison.updates

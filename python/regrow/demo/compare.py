@@ -1,5 +1,6 @@
-"""Interleaved runs of one update in three ways on the same data: memory, time and agreement."""
+"""Interleaved runs of one update in three ways on the same data: memory, time and distance to it in fp64."""
 
+import copy
 import statistics
 import time
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ TIME_LIMIT_SECONDS = 120.0
 class Comparison:
     """By name, "replicated", "packed" (one pass) and "replayed": updates of the last round, seconds of each round.
 
-    relative_l2: the gradient's difference to the replicated one, the largest of all rounds; peak_bytes: live bytes
-    beyond the model's weights, gradients included.
+    relative_l2: the gradient's distance to the replicated one in fp64, the largest of all rounds; peak_bytes: live
+    bytes beyond the model's weights, gradients included.
     """
 
     updates: dict[str, Update]
@@ -38,10 +39,11 @@ def compare(
     model, batch, chunk_tokens, *, rounds=ROUNDS, time_limit_seconds=TIME_LIMIT_SECONDS,
     on_step=lambda label, count: None,
 ):  # fmt: skip
-    """Runs all three in turn, `rounds` times after one that counts bytes and warms up.
+    """Runs all three in turn, `rounds` times after one that counts bytes and warms up; before them the replicated one
+    in fp64, which shows what each rounds.
 
     chunk_tokens: of the replayed update. Beyond the first, no timed round starts that would likely end after
-    `time_limit_seconds`. `on_step(label, count)` is called after `count` more sequences of the replicated update, and
+    `time_limit_seconds`. `on_step(label, count)` is called after `count` more sequences of a replicated update, and
     after each other update. Leaves the model with "regrow" attention.
     """
     runs = {
@@ -49,7 +51,8 @@ def compare(
         "packed": lambda: packed_update(model, batch),
         "replayed": lambda: packed_update(model, batch, chunk_tokens),
     }
-    seconds, peaks, differences = {name: [] for name in runs}, {}, {"packed": [], "replayed": []}
+    exact = exact_gradients(model, batch, partial(on_step, "fp64"))
+    seconds, peaks, distances = {name: [] for name in runs}, {}, {name: [] for name in runs}
     started = time.perf_counter()
     for done in range(rounds + 1):
         elapsed = time.perf_counter() - started
@@ -64,8 +67,14 @@ def compare(
             else:
                 updates[name] = run()
                 seconds[name].append(time.perf_counter() - began)
+            distances[name].append(relative_l2(updates[name].gradients, exact))
             if name != "replicated":
-                differences[name].append(relative_l2(updates[name].gradients, updates["replicated"].gradients))
                 on_step(name, 1)
-    largest = {name: torch.tensor(found).max().item() for name, found in differences.items()}  # nan, if there is one
+    largest = {name: torch.tensor(found).max().item() for name, found in distances.items()}  # nan, if there is one
     return Comparison(updates, largest, seconds, peaks)
+
+
+def exact_gradients(model, batch, on_sequences):
+    """The replicated update's gradients, computed in fp64."""
+    model.set_attn_implementation("sdpa")
+    return replicated_update(copy.deepcopy(model).double(), batch, on_sequences).gradients
