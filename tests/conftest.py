@@ -46,3 +46,9 @@ def num_threads():
     threads = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_thread(num_threads):
+    """For what depends on the number of threads: a small head takes one or two, by its rows, each with a workspace."""
+    num_threads(1)

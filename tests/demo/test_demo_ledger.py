@@ -14,13 +14,7 @@ PREDICTED = dict(
 STATS = SimpleNamespace(gradient_bytes=910, kv_bytes=50, kv_gradient_bytes=61)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a head takes one thread or two, by its rows, each with a workspace."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_rest_is_the_peak_less_the_buffers():

@@ -11,7 +11,7 @@ from regrow import replay
 from regrow.live_bytes import measure_bytes
 from regrow.models import attach
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread")]
 
 PROMPT, GROUP, RESPONSE = 300, 4, 40
 CHUNK_TOKENS = 96  # inner segments, a leaf with the prompt's last tokens, several responses in it
@@ -31,15 +31,6 @@ def exact():
     )  # fmt: skip
     torch.manual_seed(0)
     return attach(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On the CPU so small a head takes one thread or two, by its rows, each with a workspace."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

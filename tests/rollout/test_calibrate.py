@@ -129,6 +129,7 @@ def test_a_short_context_shortens_the_prompt():
         (dict(batch_sizes=(3, 1)), "batch_sizes is"),
         (dict(tokens=(1, 2)), "tokens begins with 1"),
         (dict(model="llama"), "the model is a str"),
+        (dict(path="absent/costs.json"), "path is absent/costs.json, in a folder that does not exist: make it first"),
     ],
 )
 def test_refused(grid, message):

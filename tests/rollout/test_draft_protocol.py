@@ -29,6 +29,7 @@ def test_a_chain_and_no_draft_pass():
 @pytest.mark.parametrize(
     "draft, message",
     [
+        (None, "a draft is a NoneType: give a Draft, an empty one not to speculate"),
         (Draft([-1], [5, 6]), "the draft has 2 tokens and 1 parents: give each token its parent"),
         (Draft([-1, 0, 0, -1, 3], [1, 2, 3, 4, 5]), "the draft has 5 tokens, max_tokens is 4: leave out"),
         (Draft([-1], [8]), "node 0 has token 8, the vocabulary 8 tokens: use a drafter of the model's"),

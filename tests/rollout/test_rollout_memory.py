@@ -1,5 +1,6 @@
 """Keys and values: what a formula predicts, what windows free, and what fits a budget."""
 
+import math
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from guesses import Guesses
 from regrow.rollout import Strategy, generate
 from regrow.rollout.axis import Axis
 from regrow.rollout.cache import ROOM, Cache
+from regrow.rollout.memory import container_bytes
 from regrow.rollout.prompts import Prompts
 from tiny_policy import HEAD_DIM, TinyPolicy
 
@@ -156,3 +158,23 @@ def test_nothing_fits():
         message = f"need {needed:,} bytes, and 100 are there: one alone needs {one:,}; or shorten max_new_tokens"
         with pytest.raises(ValueError, match=message):
             generate(model, [[1, 2, 3]], 4, max_new_tokens=9, budget_bytes=100, **options)
+
+
+def test_a_container_may_have_less_than_the_machine(tmp_path):
+    assert container_bytes(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert container_bytes(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_bytes(tmp_path) == 700
+
+
+def test_a_window_that_changes_is_refused():
+    class Widening(TinyPolicy):
+        def replay_hidden(self, segment):
+            if segment.num_tokens > 1:
+                self.layers[1].window = 4
+            return super().replay_hidden(segment)
+
+    with pytest.raises(RuntimeError, match="a layer has a window of 4, and none had in the model's first run"):
+        generate(Widening(VOCABULARY, (None, 3)), [[1, 2, 3]], max_new_tokens=9)
