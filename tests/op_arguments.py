@@ -34,6 +34,7 @@ NATIVE = {
         "dlogits": torch.randn(5, 7), "hidden": LOGITS, "weight": torch.randn(7, 8), "dhidden": torch.zeros(5, 8),
         "dweight": torch.zeros(7, 8),
     },
+    "skinny_linear": {"input": LOGITS, "weight": torch.randn(7, 8), "bias": torch.randn(7)},
 }  # fmt: skip
 
 # In Python, over those; add_matmul_ has no CPU kernel below it.

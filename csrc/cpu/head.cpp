@@ -13,7 +13,6 @@ namespace {
 constexpr int kVocabulary = 128;  // columns of logits, rows of dweight
 constexpr int kSlice = 256;       // of a summed dimension: what one packed block spans
 constexpr int kRows = 128;        // rows of logits
-constexpr int kFewRows = 4;       // of logits, for which packing the weight would cost more than the product
 constexpr int kGradientRows = 256;
 constexpr int kGradientColumns = 320;  // of dhidden
 
@@ -51,12 +50,8 @@ class Head {
       pack_rows<P>(hidden_slice(slice), at(p.hidden, p.dtype, p.hidden_stride, slice * kSlice),
                    {0, int(p.num_rows), 0, 1, width});
     });
-    executor.for_each(divide_up(p.vocabulary, kVocabulary), [&](int64_t block, int worker) {
-      if (p.num_rows > kFewRows)
-        logits_block(p, block * kVocabulary, worker);
-      else
-        with_few_rows<kFewRows>(p, block * kVocabulary);
-    });
+    executor.for_each(divide_up(p.vocabulary, kVocabulary),
+                      [&](int64_t block, int worker) { logits_block(p, block * kVocabulary, worker); });
   }
 
   void backward(const HeadBackwardParams& p, const Executor& executor) {
@@ -116,68 +111,6 @@ class Head {
       for (int row = 0; row < rows; ++row)
         std::memcpy(static_cast<Acc*>(p.logits) + (first_row + row) * p.vocabulary + first_token,
                     sums + int64_t(row) * kVocabulary, tokens * sizeof(Acc));
-    }
-  }
-
-  template <int kMostRows>
-  void with_few_rows(const HeadForwardParams& p, int64_t first_token) {
-    if constexpr (kMostRows > 0) {
-      if (p.num_rows < kMostRows) return with_few_rows<kMostRows - 1>(p, first_token);
-      const int64_t end = std::min<int64_t>(p.vocabulary, first_token + kVocabulary);
-      for (; first_token < end; first_token += kLanes<Element>)
-        few_rows<kMostRows>(p, first_token, part(end, first_token, kLanes<Element>));
-    }
-  }
-
-  // Logits of kNumRows rows for a vector of tokens, the weight transposed in registers. Sums run in the order of
-  // `multiply`, so a row's logits are the same bits among few rows and among many.
-  template <int kNumRows>
-  void few_rows(const HeadForwardParams& p, int64_t first_token, int tokens) {
-    alignas(64) Element weight[kLanes<Element>][kWeightStride];
-    Vector<Acc> total[kNumRows] = {};
-    for (int64_t slice = 0; slice < slices_; ++slice) {
-      const int width = part(p.width, slice * kSlice, kSlice), depth = elements<P>(width);
-      read_rows(weight, at(p.weight, p.dtype, p.weight_stride, slice * kSlice), {first_token, tokens, 0, 1, width});
-      for (int block = 0; block < depth; block += kDepthBlock) {
-        Vector<Acc> sum[kNumRows] = {};
-        add_products<kNumRows>(sum, hidden_slice(slice), depth, weight, block, std::min(depth, block + kDepthBlock));
-        for (int row = 0; row < kNumRows; ++row) total[row] = sum[row] + total[row];
-      }
-    }
-    for (int row = 0; row < kNumRows; ++row)
-      store_first(static_cast<Acc*>(p.logits) + row * p.vocabulary + first_token, total[row], tokens);
-  }
-
-  static constexpr int kWeightStride = kSlice + kLanes<Element>;
-
-  void read_rows(Element (*to)[kWeightStride], const Rows& source, const RowRange& range) {
-    with_storage(source.dtype, [&]<class S>() {
-      for (int row = 0; row < kLanes<Element>; ++row) {
-        // Asking for the row that the next call reads: eight rows at once are more streams than are foreseen.
-        const char* next = reinterpret_cast<const char*>(row_source<S>(source, range, row % range.num_tokens)) +
-                           kLanes<Element> * source.row_stride * int64_t(sizeof(S));
-        for (size_t byte = 0; byte < range.dim * sizeof(S); byte += 64) __builtin_prefetch(next + byte);
-        pack_row<P, S>(to[row], source, range, row);
-      }
-    });
-  }
-
-  // sum += hidden [kNumRows, depth] weight [tokens, depth]^T over elements [begin, end).
-  template <int kNumRows>
-  void add_products(Vector<Acc>* sum, const Element* hidden, int depth, const Element (*weight)[kWeightStride],
-                    int begin, int end) {
-    constexpr int kWidth = kLanes<Element>;
-    for (int k = begin; k < end; k += kWidth) {
-      Vector<Element> columns[kWidth];
-      REGROW_UNROLL
-      for (int i = 0; i < kWidth; ++i) columns[i] = load(weight[i] + k);
-      transpose<Element>(columns);
-      for (int i = 0; i < std::min(kWidth, end - k); ++i) {
-        REGROW_UNROLL
-        for (int row = 0; row < kNumRows; ++row)
-          sum[row] =
-              P::multiply_add(sum[row], hidden[row * depth + k + i], reinterpret_cast<const Element*>(&columns[i]));
-      }
     }
   }
 

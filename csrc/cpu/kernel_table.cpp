@@ -7,6 +7,7 @@
 #include "cpu/isa.h"
 #include "cpu/logits.h"
 #include "cpu/lse_merge.h"
+#include "cpu/skinny.h"
 
 #define REGROW_STRING_OF(x) #x
 #define REGROW_STRING(x) REGROW_STRING_OF(x)
@@ -30,6 +31,8 @@ const KernelTable kTable = {
     head_workspace,
     head_forward,
     head_backward,
+    skinny_workspace,
+    skinny,
     register_loop,
 };
 

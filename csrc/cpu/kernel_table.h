@@ -8,6 +8,7 @@
 #include "kernels/gather_params.h"
 #include "kernels/head_params.h"
 #include "kernels/logits_params.h"
+#include "kernels/skinny_params.h"
 
 namespace regrow::cpu {
 
@@ -28,6 +29,8 @@ struct KernelTable {
   int64_t (*head_workspace)(const HeadParams&, int num_workers);  // bytes
   void (*head_forward)(const HeadForwardParams&, const Executor&);
   void (*head_backward)(const HeadBackwardParams&, const Executor&);
+  int64_t (*skinny_workspace)(const SkinnyParams&);  // bytes
+  void (*skinny)(const SkinnyParams&, const Executor&);
   int64_t (*register_loop)(DType, int64_t iterations);  // returns operations
 };
 

@@ -43,6 +43,13 @@ inline Tensor searchsorted(const Tensor& sorted, const Tensor& values) {
   return to<Tensor>(stack[0]);
 }
 
+// A linear layer; without a bias, none.
+inline Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
+  std::array<StableIValue, 3> stack = {from(input), from(weight), from(bias)};
+  call("aten::linear", "", stack);
+  return to<Tensor>(stack[0]);
+}
+
 // out = a b, summed in the dtype of out: fp32 for 16-bit floats. On CUDA only.
 inline void matmul_into(const Tensor& a, const Tensor& b, const Tensor& out) {
   std::array<StableIValue, 4> stack = {from(a), from(b), from(out.scalar_type()), from(out)};

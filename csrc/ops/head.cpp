@@ -6,18 +6,17 @@
 #include "ops/aten.h"
 #include "ops/checks.h"
 #include "ops/head_products.h"
+#include "ops/skinny.h"
 
 namespace regrow::ops {
 namespace {
+
+constexpr int64_t kSkinnyRows = 16;  // for which packing the weight would cost more than it saves
 
 void check_matrix(const Tensor& t, int64_t rows, int64_t columns, ScalarType dtype, const char* what) {
   CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns && t.scalar_type() == dtype && t.is_contiguous(),
         what, " must be a contiguous [", rows, ", ", columns, "] tensor of the accumulation dtype, got shape ",
         shape(t));
-}
-
-Tensor with_contiguous_columns(const Tensor& t) {
-  return t.numel() == 0 || t.size(1) == 1 || t.stride(1) == 1 ? t : torch::stable::contiguous(t);
 }
 
 void fill(HeadParams& p, const Tensor& hidden, const Tensor& weight) {
@@ -47,6 +46,7 @@ void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor 
   check_matrix(out, hidden_any.size(0), weight_any.size(0), accumulation, "out");
   if (out.numel() == 0) return;
   if (out.is_cuda()) return aten::matmul_into(hidden_any, torch::stable::transpose(weight_any, 0, 1), out);
+  if (hidden_any.size(0) <= kSkinnyRows) return skinny_into(hidden_any, weight_any, std::nullopt, out);
   const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
   HeadForwardParams p;
   fill(p, hidden, weight);

@@ -35,6 +35,8 @@ STABLE_TORCH_LIBRARY(regrow, m) {
   m.def("replay_scatter(Tensor src, Tensor index, SymInt num_rows) -> Tensor");
   m.def("replay_scatter_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
 
+  // input [...,K] weight [N,K]^T + bias [N] -> [...,N], fast for few rows; sums fp32 (fp64 for fp64); no gradient.
+  m.def("skinny_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
   // A language model's head, out = hidden [R,H] weight [V,H]^T; sums and results fp32 (fp64 for fp64).
   m.def("head_logits_out(Tensor hidden, Tensor weight, Tensor(a!) out) -> ()");
   // dhidden [R,H] is written, dweight [V,H] added to; each fp32 (fp64), or None where it is not wanted.

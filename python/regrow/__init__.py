@@ -5,6 +5,7 @@ import importlib
 from regrow import (
     _load,  # noqa: F401  (registers torch.ops.regrow)
     reference,
+    skinny,  # noqa: F401  (its fake)
 )
 from regrow.attention import LseMerge, TreeAttention, lse_merge, tree_attention
 from regrow.gather import ReplayGather, ReplayScatter, replay_gather, replay_scatter

@@ -11,12 +11,12 @@ ROOM = 64  # places that an axis has for what a sequence fills next
 
 
 class Cache:
-    """adapted: a `Replayable`; prompts: `Prompts`; layout: `Layout`; windows: from those of the model's layers, None
+    """model: `ModelForward`; prompts: `Prompts`; layout: `Layout`; windows: from those of the model's layers, None
     among them, to those of their axes (`KeyValueBytes`). keep_hidden: whether the hidden states of all prompt tokens
     are kept, or each node's last."""
 
-    def __init__(self, adapted, prompts, layout, windows, *, keep_hidden, device):
-        self.adapted, self.prompts, self.layout = adapted, prompts, layout
+    def __init__(self, model, prompts, layout, windows, *, keep_hidden, device):
+        self.model, self.prompts, self.layout = model, prompts, layout
         self.keep_hidden, self.device = keep_hidden, device
         self.places = Places(layout.capacity)
         axes = {window: Axis(self.places, window, self.visible, device) for window in set(windows.values())}
@@ -110,7 +110,7 @@ class Cache:
             for tree_places, *_ in trees:
                 axis.update(tree_places)
         step = Step(self.axis_of, places, tokens, self.places.depths[places], self.device)
-        hidden = self.adapted.replay_hidden(step)
+        hidden = self.model(step)
         self.num_rows += len(places)
         self.peak_bytes = max(self.peak_bytes, sum(axis.kv_bytes for axis in self.axes))
         return hidden

@@ -13,6 +13,7 @@ from regrow.rollout.cache import Cache
 from regrow.rollout.costs import CostTable, UnusableCosts
 from regrow.rollout.drafters import Draft
 from regrow.rollout.layout import Layout
+from regrow.rollout.linears import ModelForward
 from regrow.rollout.memory import KeyValueBytes
 from regrow.rollout.next_tokens import NextTokens
 from regrow.rollout.prompts import Prompts
@@ -129,10 +130,11 @@ class Rehearsal:
         prompts = Prompts([prompt], batch)
         self.tokens = torch.randint(vocabulary, (most_tokens,), generator=generator).tolist()
         shapes = Shapes(prompt[0], self.device)
-        adapted.replay_hidden(shapes)
+        model = ModelForward(adapted)
+        model(shapes)
         windows = KeyValueBytes.of(shapes, context_tokens + 1 + most_tokens).windows
         layout = Layout(prompts, 1 + most_tokens, batch)
-        self.cache = Cache(adapted, prompts, layout, windows, keep_hidden=False, device=self.device)
+        self.cache = Cache(model, prompts, layout, windows, keep_hidden=False, device=self.device)
         self.cache.admit(0)
         self.cache.fill([0])
         self.sequences = [Sequence(number, 0, prompt, tokens=prompt[:1]) for number in range(batch)]

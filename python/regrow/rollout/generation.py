@@ -19,6 +19,7 @@ from regrow.rollout.inputs import (
     whole,
 )
 from regrow.rollout.layout import Layout
+from regrow.rollout.linears import ModelForward
 from regrow.rollout.memory import KeyValueBytes, available_bytes, fit
 from regrow.rollout.next_tokens import NextTokens
 from regrow.rollout.prompts import Prompts
@@ -77,7 +78,8 @@ def generate(
         budget_bytes = available_bytes(device) if budget_bytes is None else whole("budget_bytes", budget_bytes)
 
         shapes = Shapes(prompts.unique[0][0], device)
-        adapted.replay_hidden(shapes)  # which also finds out about the head
+        forward = ModelForward(adapted)
+        forward(shapes)  # which also finds out about the head
         token_bytes = KeyValueBytes.of(shapes, prompts.longest + max_new_tokens)
         predicted = fit(prompts, max_new_tokens, max_live, token_bytes, budget_bytes)
         if drafter is not None and selector is None:
@@ -85,7 +87,7 @@ def generate(
         keep_prompts = return_hidden or (drafter is not None and drafter.wants_hidden)
         layout = Layout(prompts, max_new_tokens, max_live)
         engine = Engine(
-            Cache(adapted, prompts, layout, token_bytes.windows, keep_hidden=keep_prompts, device=device),
+            Cache(forward, prompts, layout, token_bytes.windows, keep_hidden=keep_prompts, device=device),
             NextTokens(adapted.replay_head(), sampling, seed), ends, max_live=max_live, drafter=drafter,
             selector=selector, on_event=on_event, keep_hidden=return_hidden,
         )  # fmt: skip
