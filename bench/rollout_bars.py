@@ -8,6 +8,7 @@ from report import Row
 from rollout_cases import Models, median_ratio, pairs, question_prompts, random_prompts, transformers_generate
 
 from regrow.rollout import Calibrated, Strategy, SuffixDrafter, calibrate, generate
+from regrow.skinny import skinny_linear
 
 ROUNDS = 3
 FIXED = ["none", Strategy(2), Strategy(4), Strategy(8), Strategy(4, 2, 8)]
@@ -164,11 +165,45 @@ def costs(dtype):
     return rows
 
 
+def linears(dtype):
+    """All linear layers of the model for few rows, one after the other, against torch's and reading the weights."""
+    models = Models.load(dtype)
+    weights = [module.weight for module in models.ours.modules() if type(module) is torch.nn.Linear]
+    num_bytes, rows = sum(weight.nbytes for weight in weights), []
+    for count in (1, 2, 3, 5, 8, 16, 24, 32):
+        inputs = {w.size(1): torch.randn(count, w.size(1), dtype=w.dtype) for w in weights}
+        products = {
+            "read": lambda w: w.view(torch.float32).sum(),
+            "torch": lambda w, inputs=inputs: torch.nn.functional.linear(inputs[w.size(1)], w),
+            "regrow": lambda w, inputs=inputs: skinny_linear(inputs[w.size(1)], w),
+        }
+        read, theirs, ours = pairs(
+            9, *[lambda seed, product=product: over_all(product, weights) for product in products.values()]
+        )
+        workload = f"{count} rows, {len(weights)} layers, {num_bytes / 1e6:.0f} MB, {models.dtype}"
+        rows += [
+            Row(workload, "torch", 1e3 * statistics.median(theirs), "ms"),
+            Row(workload, "regrow", 1e3 * statistics.median(ours), "ms"),
+            Row(workload, "floor: weights read once", 1e3 * statistics.median(read), "ms"),
+            Row(workload, "times faster", median_ratio(theirs, ours), "x"),
+        ]
+    return rows
+
+
+@torch.no_grad()
+def over_all(product, weights):
+    began = time.perf_counter()
+    for weight in weights:
+        product(weight)
+    return time.perf_counter() - began
+
+
 def floors(models, table):
     """A step without drafts against the time to read all weights once, and that of its multiplications."""
     num_weights = sum(parameter.numel() for parameter in models.ours.parameters())  # the head's are the embedding's
     weight = models.ours.lm_head.weight
-    read = median_seconds(lambda: weight @ weight[0]) / weight.numel() * num_weights
+    bits = weight.detach().view(torch.float32)  # whose sum is as fast as memory is, whatever the dtype
+    read = median_seconds(bits.sum) / weight.numel() * num_weights
     square = torch.randn(1024, 1024, dtype=weight.dtype)
     out = torch.empty_like(square)
     multiply = median_seconds(lambda: torch.mm(square, square, out=out)) / 1024**3 * num_weights

@@ -13,6 +13,7 @@ SUITES = {
     "single": rollout_bars.single,
     "suffix": rollout_bars.suffix,
     "choice": rollout_bars.choice,
+    "linears": rollout_bars.linears,
 }
 INTRO = ["Written by `python bench/rollout_run.py`; [rollout.md](rollout.md) says what is measured and why."]
 

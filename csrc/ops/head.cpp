@@ -11,8 +11,6 @@
 namespace regrow::ops {
 namespace {
 
-constexpr int64_t kSkinnyRows = 16;  // for which packing the weight would cost more than it saves
-
 void check_matrix(const Tensor& t, int64_t rows, int64_t columns, ScalarType dtype, const char* what) {
   CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns && t.scalar_type() == dtype && t.is_contiguous(),
         what, " must be a contiguous [", rows, ", ", columns, "] tensor of the accumulation dtype, got shape ",
@@ -39,14 +37,14 @@ void check_head(const Tensor& hidden, const Tensor& weight) {
 
 cpu::Executor head_executor(const HeadParams& p) { return executor(2 * p.num_rows * p.vocabulary * p.width); }
 
-void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor out) {
+void head_logits_out(const Tensor& hidden_any, const Tensor& weight_any, Tensor out, bool few_rows) {
   check_one_device({{"hidden", &hidden_any}, {"weight", &weight_any}, {"out", &out}});
   check_head(hidden_any, weight_any);
   const ScalarType accumulation = accumulation_type(floating_dtype(hidden_any, "hidden"));
   check_matrix(out, hidden_any.size(0), weight_any.size(0), accumulation, "out");
   if (out.numel() == 0) return;
   if (out.is_cuda()) return aten::matmul_into(hidden_any, torch::stable::transpose(weight_any, 0, 1), out);
-  if (hidden_any.size(0) <= kSkinnyRows) return skinny_into(hidden_any, weight_any, std::nullopt, out);
+  if (few_rows) return skinny_into(hidden_any, weight_any, std::nullopt, out);
   const Tensor hidden = with_contiguous_columns(hidden_any), weight = with_contiguous_columns(weight_any);
   HeadForwardParams p;
   fill(p, hidden, weight);

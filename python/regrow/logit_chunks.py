@@ -99,7 +99,7 @@ def _(out, a, b):
 
 
 @torch.library.register_fake("regrow::head_logits_out")
-def _(hidden, weight, out):
+def _(hidden, weight, out, few_rows=False):
     same_device(hidden=hidden, weight=weight, out=out)
 
 

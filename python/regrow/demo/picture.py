@@ -165,4 +165,4 @@ def draw_choice(axes, trace):
     axes.bar(steps, accepted, color=PACKED, width=0.9, label="accepted")
     axes.set(xlabel="step", ylabel="sequences, tokens")
     axes.set_title("what the last rollout chose", fontsize=10)
-    axes.legend(frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)

@@ -4,9 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
-from regrow.skinny import skinny_linear
-
-MAX_ROWS = 16  # of a step: beyond them torch's product, which packs the weight, may be the faster one
+from regrow.skinny import MAX_ROWS, skinny_linear
 
 
 class ModelForward:

@@ -8,6 +8,7 @@ from regrow.dtypes import accumulation_dtype
 from regrow.logit_chunks import rows_per_chunk
 from regrow.rollout.sampling import target_probabilities, uniform
 from regrow.rollout.verify import verify
+from regrow.skinny import MAX_ROWS
 
 _ops = torch.ops.regrow
 
@@ -78,10 +79,10 @@ class NextTokens:
         return emitted
 
     def logits(self, hidden):
-        """[R,H] -> [R,V] in fp32 (fp64 for fp64), by the products of `regrow.row_logprobs`; until the next call."""
+        """[R,H] -> [R,V] in fp32 (fp64 for fp64); until the next call."""
         head = self.head
         logits = self._rows("logits", hidden)
-        _ops.head_logits_out(hidden, head.weight, logits)
+        _ops.head_logits_out(hidden, head.weight, logits, few_rows=len(hidden) <= MAX_ROWS)
         if head.scale != 1:
             logits *= head.scale
         return logits if head.softcap is None else logits.div_(head.softcap).tanh_().mul_(head.softcap)
