@@ -122,7 +122,8 @@ def choice(dtype):
 
         arms = [None, *FIXED]
         run(1000, None)
-        measured = pairs(2, *[lambda seed, arm=arm: run(seed, arm) for arm in arms])
+        rounds = 2 * ROUNDS + 1 if batch_size < 16 else 2  # short ones scatter, long ones take minutes
+        measured = pairs(rounds, *[lambda seed, arm=arm: run(seed, arm) for arm in arms])
         medians = [statistics.median(column) for column in measured]
         best = min(range(1, len(arms)), key=medians.__getitem__)
         workload = f"batch {batch_size}, 64 new tokens, temperature {TEMPERATURES[0]}, {models.dtype}"
