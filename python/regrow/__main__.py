@@ -15,7 +15,7 @@ def main(arguments=None):
     )
     demo.add_argument("--seed", type=int, default=0, help="of the questions and the samples")
     demo.add_argument("--task", default="chain_sum", help="a reasoning-gym task")
-    demo.add_argument("--steps", type=positive, help="updates (40; quick: 3)")
+    demo.add_argument("--steps", type=positive, help="updates (30; quick: 3)")
     demo.add_argument("--group", type=group_size, help="sampled responses per question (8; quick: 4)")
     demo.add_argument("--model", help="a local transformers folder instead of SmolLM2's package")
     demo.add_argument("--out", default="demo/report.json", help="where the report goes, and report.png beside it")

@@ -45,7 +45,7 @@ class Scale:
     questions: int = 8
     heldout: int = 64
     rounds: int = ROUNDS
-    steps: int = 40
+    steps: int = 30
     group: int = 8
     batch_sizes: tuple[int, ...] = (1, 4, 16, 64)  # at which steps of a rollout are timed
 
