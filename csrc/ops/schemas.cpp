@@ -37,8 +37,8 @@ STABLE_TORCH_LIBRARY(regrow, m) {
 
   // input [...,K] weight [N,K]^T + bias [N] -> [...,N], fast for few rows; sums fp32 (fp64 for fp64); no gradient.
   m.def("skinny_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
-  // A language model's head, out = hidden [R,H] weight [V,H]^T; sums and results fp32 (fp64 for fp64). few_rows: as
-  // skinny_linear, on the CPU, without workspace.
+  // A language model's head, out = hidden [R,H] weight [V,H]^T; sums and results fp32 (fp64 for fp64). few_rows: by
+  // the products of skinny_linear, on the CPU.
   m.def("head_logits_out(Tensor hidden, Tensor weight, Tensor(a!) out, bool few_rows=False) -> ()");
   // dhidden [R,H] is written, dweight [V,H] added to; each fp32 (fp64), or None where it is not wanted.
   m.def(

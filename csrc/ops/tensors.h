@@ -88,6 +88,11 @@ inline cpu::Executor executor(int64_t operations) {
           }};
 }
 
+// A matrix itself if its last dimension is dense.
+inline Tensor with_contiguous_columns(const Tensor& t) {
+  return t.numel() == 0 || t.size(1) == 1 || t.stride(1) == 1 ? t : torch::stable::contiguous(t);
+}
+
 // Allocated through torch, as float so that its fill of uninitialised memory with NaN applies.
 inline Tensor workspace(const Tensor& like, int64_t bytes) {
   return torch::stable::new_empty(like, {(bytes + 3) / 4}, ScalarType::Float);

@@ -22,6 +22,7 @@ def test_products(isa, shape, dtype, generator):
         x = torch.randn(rows, shape[1], generator=generator).to(dtype)
         for b in (None, bias):
             truth = linear(x.double(), weight.double(), None if b is None else b.double())
+            # Sums of n terms err like sqrt(n) steps in either order.
             rounding = torch.full_like(truth, 4 * torch.finfo(torch.float32).eps * shape[1] ** 0.5)
             if dtype == torch.float64:
                 rounding = torch.zeros_like(truth)
